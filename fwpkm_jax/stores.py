@@ -8,16 +8,30 @@ one that names the others.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from fwpkm_jax.addresses import address_of, open_store, scheme_of, store_error
 from fwpkm_jax.outside_files import OutsideFileError
 
 _memory_writes = threading.Lock()
+
+
+class Listed(NamedTuple):
+    """What a store says of an object.
+
+    Attributes:
+      size: in bytes.
+      version: a text that another content of the object does not have.
+    """
+
+    size: int
+    version: str
 
 
 class Store:
@@ -59,7 +73,11 @@ class Store:
             raise store_error(f"{self.address}/{name}" if name else self.address, error) from error
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of every object by name, sorted.
+        """Bytes of every object by name, sorted. Raises as `listed` does."""
+        return {name: found.size for name, found in self.listed().items()}
+
+    def listed(self) -> dict[str, Listed]:
+        """Size and version of every object by name, sorted.
 
         Raises:
           OutsideFileError: the store cannot be asked; or an object's name leads out of the folder.
@@ -75,13 +93,39 @@ class Store:
         for path, info in sorted(found.items()):
             name = path.strip("/").removeprefix(start)
             if name and info["type"] == "file" and path.strip("/").startswith(start):
-                names[checked_name(name, self.address)] = int(info["size"])
+                names[checked_name(name, self.address)] = _listed(info)
         return names
+
+    def listed_one(self, name: str) -> Listed:
+        """Size and version of an object. Raises FileNotFoundError if there is none."""
+        with self._asking(name):
+            self._files.invalidate_cache()
+            return _listed(self._files.info(self._path(name)))
 
     def read(self, name: str) -> bytes:
         """An object's content. Raises FileNotFoundError if there is none."""
         with self._asking(name):
             return self._files.cat_file(self._path(name))
+
+    def starts(self, sizes: Mapping[str, int]) -> dict[str, bytes]:
+        """First bytes of objects, asked for at once; of one that is gone, there is nothing.
+
+        Args:
+          sizes: how many bytes of each object, at least one and not more than it has.
+        """
+        paths = [self._path(name) for name in sizes]
+        found = {}
+        with self._asking():
+            contents = self._files.cat_ranges(
+                paths, [0] * len(paths), list(sizes.values()), on_error="return"
+            )
+            for name, content in zip(sizes, contents, strict=True):
+                if isinstance(content, FileNotFoundError):
+                    continue
+                if isinstance(content, Exception):
+                    raise content
+                found[name] = bytes(content)
+        return found
 
     def write(self, name: str, content: bytes) -> None:
         """Writes an object, in place of the one of this name."""
@@ -93,7 +137,10 @@ class Store:
         with self._asking(name):
             if not file.is_file():
                 raise OutsideFileError(file, "is gone")
-            self._files.put_file(str(file), self._path(name))
+            if self._scheme == "memory":  # Its `put_file` shows the object before it is whole.
+                self._files.pipe_file(self._path(name), file.read_bytes())
+            else:
+                self._files.put_file(str(file), self._path(name))
 
     def download(self, name: str, file: Path) -> None:
         """Writes an object to a new file of this machine."""
@@ -187,6 +234,12 @@ class Store:
             data=content,
             json_out=True,
         )
+
+
+def _listed(info: Mapping[str, Any]) -> Listed:
+    created = info.get("created")  # Of `memory://`, as a number or a date.
+    made = created.timestamp() if isinstance(created, datetime.datetime) else created
+    return Listed(int(info["size"]), str(info.get("generation") or info.get("ETag") or made))
 
 
 def checked_name(name: str, where: str) -> str:

@@ -68,7 +68,8 @@ def test_control_characters_are_escaped_and_texts_of_people_are_not():
             "train --base ftp://b/r --run_dir x",
             "train books_tiny --data.tokenizer ftp://b/t.model",
         ),
-        *("memories gs://b/r", "chat r --memory a --memories gs://b/m", "export r ftp://b/out"),
+        *("memories ftp://b/r", "chat r --memory a --memories ftp://b/m", "export r ftp://b/out"),
+        *("demo --memory gs://b/m", "chat r --memory gs:/b/m/a", "generate r --read gs://b/t"),
         *("export hf r gs://b/out --push o/n", "import weights ftp://b/x run"),
         *("import hf x ftp://b/run", "import weights x ftp://b/run"),
         "import release gs://b/x run --config recall",
@@ -103,6 +104,8 @@ def test_addresses_are_refused_in_python_too():
         *("export SCHEME://b/run out", "chat SCHEME://b/run --memory a"),
         "train --base SCHEME://b/run --run_dir new",
         *("import hf x SCHEME://b/run", "import release x SCHEME://b/run"),
+        *("memories SCHEME://b/run", "chat run --memory SCHEME://b/m/a"),
+        "generate run --memory a --memories SCHEME://b/m",
     ],
 )
 def test_a_store_whose_package_is_missing_is_refused_before_training(

@@ -20,7 +20,8 @@ class ChatOptions(ConversationOptions):
     """Talks with a run's model; /help lists the commands of a chat."""
 
     memory: str
-    """Name of the memory, which is loaded, or begun, and saved at the end."""
+    """Name of the memory, which is loaded, or begun, and saved at the end; or its address,
+    s3://BUCKET/FOLDER/NAME."""
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm chat") -> int:

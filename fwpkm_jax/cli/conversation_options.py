@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from fwpkm_jax import memories
+from fwpkm_jax.addresses import address_of, scheme_of
 from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, parse_options
 from fwpkm_jax.command_line import report, say_error, start_logging
 from fwpkm_jax.compile_cache import compile_cache
@@ -23,7 +26,7 @@ class ConversationOptions(CheckpointOptions):
     run: RunArgument
     """Run directory, as `fwpkm train` wrote it; the run was trained on text."""
     memories: Path | None = None
-    """Folder of the memories; None: RUN/memories."""
+    """Folder of the memories, also in a bucket; None: RUN/memories."""
     keep: Literal["all", "memory"] = "all"
     """What is saved. all: the conversation goes on. memory: the next one begins with empty caches
     and what the fast weights hold."""
@@ -33,17 +36,28 @@ class ConversationOptions(CheckpointOptions):
     seed: int = 0
     """Seed of the random draws."""
 
-    def conversation(self, memory: str | None, *, write: bool = True) -> Conversation:
-        """The conversation that these options ask for, to be entered."""
-        run = load_run(self.run, self.step, weights=self.weights)
-        return Conversation(
-            run,
-            **memory_place(self.run, memory, self.memories, run.step),
-            keep=self.keep,
-            sampling=self.sampling,
-            seed=self.seed,
-            write=write,
-        )
+    @contextlib.contextmanager
+    def conversation(self, memory: str | None, *, write: bool = True) -> Iterator[Conversation]:
+        """The conversation that these options ask for."""
+        place = memory_place(self.run, memory, self.memories)
+        with contextlib.ExitStack() as held:
+            if place is not None and scheme_of(place[0]) is not None:
+                # Before anything is loaded or compiled, as an address may be wrong or in use.
+                held.enter_context(memories.hold(*place))
+            run = load_run(self.run, self.step, weights=self.weights)
+            named = {}
+            if place is not None:
+                origin = f"{address_of(self.run)}, step {run.step}"
+                named = {"folder": place[0], "name": place[1], "origin": origin}
+            with Conversation(
+                run,
+                **named,
+                keep=self.keep,
+                sampling=self.sampling,
+                seed=self.seed,
+                write=write,
+            ) as talk:
+                yield talk
 
 
 Options = TypeVar("Options", bound=ConversationOptions)
@@ -62,7 +76,7 @@ def converse(
     """
     start_logging()
     try:
-        options = parse_options(arguments, program, empty, addresses=("run",))
+        options = parse_options(arguments, program, empty, addresses=("run", "memories"))
         with compile_cache():
             return carry_out(options)
     except (ValueError, OSError, ImportError) as error:

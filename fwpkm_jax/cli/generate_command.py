@@ -27,8 +27,8 @@ class GenerateOptions(ConversationOptions):
     read: Path | None = None
     """A text file that is read before the prompt and not printed."""
     memory: str | None = None
-    """Name of a memory: it is loaded, or begun, and saved after the answer. None: nothing is
-    kept."""
+    """Name of a memory, or its address, s3://BUCKET/FOLDER/NAME: it is loaded, or begun, and saved
+    after the answer. None: nothing is kept."""
     write: bool = True
     """Write prompt and answer into the memory. Off: it stays as the checkpoint has it."""
     chat: bool = False

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fwpkm_jax import memories
+from fwpkm_jax.addresses import address_of, scheme_of
 from fwpkm_jax.cli.options import RunArgument, parse_options
 from fwpkm_jax.command_line import report
 from fwpkm_jax.config import config_file
@@ -18,6 +19,7 @@ from fwpkm_jax.literals import some
 from fwpkm_jax.memories import Description
 from fwpkm_jax.outside_files import printable, shown
 from fwpkm_jax.run.conversation import is_start, memory_folder
+from fwpkm_jax.stores import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class MemoriesOptions:
     run: RunArgument
     """Run directory."""
     memories: Path | None = None
-    """Folder of the memories; None: RUN/memories."""
+    """Folder of the memories, also in a bucket; None: RUN/memories."""
     show: str | None = None
     """Name of a memory to describe."""
     delete: str | None = None
@@ -40,7 +42,8 @@ class MemoriesOptions:
 def main(arguments: Sequence[str], program: str = "fwpkm memories") -> int:
     """Carries out a command line; returns the program's exit code."""
     try:
-        print(carried_out(parse_options(arguments, program, MemoriesOptions(run=Path()))))
+        empty = MemoriesOptions(run=Path())
+        print(carried_out(parse_options(arguments, program, empty, addresses=("run", "memories"))))
     except (ValueError, OSError) as error:
         return report(program, error)
     return 0
@@ -63,8 +66,8 @@ def carried_out(options: MemoriesOptions) -> str:
             f"delete={delete!r} is the memory that all others of its step begin with, and are "
             "compared with; delete those first, without keep_forks=True."
         )
-    config_file(options.run)  # A mistyped run has no memories, which is another matter.
     folder = memory_folder(options.run, options.memories)
+    _check_run(options.run)  # A mistyped run has no memories, which is another matter.
     if delete is not None:
         memories.delete(folder, delete, keep_forks=options.keep_forks)
         return f"Deleted {delete!r}."
@@ -73,10 +76,20 @@ def carried_out(options: MemoriesOptions) -> str:
     return _list(folder)
 
 
+def _check_run(run_dir: Path) -> None:
+    """Raises FileNotFoundError if there is no run."""
+    if scheme_of(run_dir) is None:
+        config_file(run_dir)
+        return
+    store = Store(str(run_dir))
+    if store.versioned("config.json") is None:
+        raise FileNotFoundError(f"{store}/config.json does not exist; {store} holds no run.")
+
+
 def _list(folder: Path) -> str:
     found = memories.describe_all(folder)
     if not found:
-        return f"There are no memories in {folder}."
+        return f"There are no memories in {address_of(folder)}."
     described = {name: one for name, one in found.items() if not isinstance(one, str)}
     rows = [
         [
@@ -93,11 +106,18 @@ def _list(folder: Path) -> str:
     if rows:
         header = ["name", "saved", "tokens read", "kept", "bytes", "forked from"]
         lines.insert(0, format_table(header, rows))
+    size = _num_bytes(folder)
+    lines.append(f"{len(found)} in {address_of(folder)}, {size:,} bytes with what forks share.")
+    return "\n".join(lines)
+
+
+def _num_bytes(folder: Path) -> int:
+    if scheme_of(folder) is not None:
+        sizes = Store(str(folder)).sizes()
+        return sum(size for name, size in sizes.items() if name.endswith(".safetensors"))
     # A base and the memory that it once was may be one file under two names.
     files = [path.lstat() for path in folder.rglob("*.safetensors")]
-    size = sum({stat.st_ino: stat.st_size for stat in files}.values())
-    lines.append(f"{len(found)} in {folder}, {size:,} bytes with what forks share.")
-    return "\n".join(lines)
+    return sum({stat.st_ino: stat.st_size for stat in files}.values())
 
 
 def _facts(one: Description) -> list[str]:

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.generation.state import GenerationState, grow, init_generation
-from fwpkm_jax.memories import file, rows, store
+from fwpkm_jax.memories import bucket, file, rows, store
 from fwpkm_jax.memories.store import Description
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import StreamDocument
@@ -45,7 +46,7 @@ def save(
     A memory that is there is replaced. A fork stores what differs from its base.
 
     Args:
-      folder: of the memories; it is made.
+      folder: of the memories; it is made. It may lie in a bucket.
       name: of the memory: letters, digits and . _ @ + -.
       state: from `generate` or `init_generation`; on one process. Overlays are saved as private
         memories, whose rows that differ from the base's are stored if it is a fork.
@@ -75,6 +76,12 @@ def save(
     if keep not in get_args(Keep):
         raise ValueError(f"keep={keep!r} is none of {list(get_args(Keep))}.")
     path = store.path_of(folder, name)
+    if scheme_of(folder) is not None:
+        with (
+            store.hold(folder, name) as held,
+            bucket.changed(folder, name, held.check) as here,
+        ):
+            return save(here, name, state, model=model, keep=keep, origin=origin, note=note)
     model_json, weights = to_json(model.config), fingerprint(model)
     num_read = np.asarray(state.num_read).tolist()
     state = to_private(state)
@@ -135,6 +142,9 @@ def load(
       >>> run = load_run("runs/books_tiny")  # doctest: +SKIP
       >>> state = memories.load("memories", "alice", run.model)  # doctest: +SKIP
     """
+    if scheme_of(folder) is not None:
+        with bucket.fetched(folder, name) as here:
+            return load(here, name, model, max_length=max_length)
     path = store.existing(folder, name)
     # The bases stay while they are read, even if the memory is saved again meanwhile.
     with store.bases_locked(folder):
@@ -152,8 +162,13 @@ def load(
     return state if max_length is None else grow(model, state, max_length=max_length)
 
 
-def describe(folder: str | Path, name: str) -> Description:
+def describe(folder: str | Path, name: str, *, forks: bool = True) -> Description:
     """What is known of a memory without reading its arrays.
+
+    Args:
+      folder: of the memories.
+      name: of the memory.
+      forks: whether its forks are looked for, in the files of all memories; False: none are given.
 
     Raises:
       FileNotFoundError: there is no such memory; the error names some of those that are.
@@ -164,7 +179,10 @@ def describe(folder: str | Path, name: str) -> Description:
       >>> memories.describe("memories", "alice").base  # doctest: +SKIP
       'start-600'
     """
-    return _described(folder, name, store.forks_of(folder, name))
+    if scheme_of(folder) is not None:
+        with bucket.described(folder, *([] if forks else [name])) as place:
+            return describe(place.folder, name, forks=forks)
+    return _described(folder, name, store.forks_of(folder, name) if forks else ())
 
 
 def describe_all(folder: str | Path) -> dict[str, Description | str]:
@@ -175,6 +193,12 @@ def describe_all(folder: str | Path) -> dict[str, Description | str]:
       >>> memories.describe_all("memories")
       {}
     """
+    if scheme_of(folder) is not None:
+        with bucket.described(folder) as place:
+            return {
+                name: place.said(one) if isinstance(one, str) else one
+                for name, one in describe_all(place.folder).items()
+            }
     found: dict[str, Description | str] = {}
     for name in store.names(folder):
         try:
@@ -215,6 +239,9 @@ def written_rows(
       >>> memories.written_rows("memories", "alice", state)["layer_1/values"]  # doctest: +SKIP
       (37, 262144)
     """
+    if scheme_of(folder) is not None:
+        with bucket.fetched(folder, name) as here:
+            return written_rows(here, name, state)
     path = store.existing(folder, name)
     with store.bases_locked(folder):
         _, saved = store.read_arrays(folder, path)

@@ -1,4 +1,4 @@
-"""A folder of memories by name, and what they share.
+"""A folder of memories by name, and what they share; it may lie in a bucket, see `bucket`.
 
 `NAME.safetensors` is a memory. A fork stores the checksum of its base and what differs from it; the
 base is kept as `bases/CHECKSUM.safetensors`, a second name of the file that was forked. Bases never
@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.literals import some
-from fwpkm_jax.memories import file, rows
+from fwpkm_jax.memories import bucket, file, rows
 from fwpkm_jax.outside_files import OutsideFileError, reading, shown
 from fwpkm_jax.training.runs.lock import RunLock
+from fwpkm_jax.training.runs.store_lock import StoreLock
 from fwpkm_jax.whole_files import open_own, own_folder, remove_unfinished
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
@@ -32,7 +34,7 @@ _OURS = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}\.tmp")
 """Names of bases, and of what a killed process leaves while it makes one."""
 _MOST_BASES = 1000
 
-_held: dict[Path, tuple[int, RunLock]] = {}
+_held: dict[Path, tuple[int, RunLock | StoreLock]] = {}
 """Locks of this process, and the thread that holds each."""
 
 
@@ -72,6 +74,9 @@ def names(folder: str | Path) -> tuple[str, ...]:
       >>> memories.names("memories")
       ()
     """
+    if scheme_of(folder) is not None:
+        with bucket.fetched(folder) as here:
+            return names(here)
     folder = Path(folder)
     if not folder.is_dir():
         return ()
@@ -117,11 +122,12 @@ def existing(folder: str | Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def hold(folder: str | Path, name: str) -> Iterator[RunLock]:
+def hold(folder: str | Path, name: str) -> Iterator[RunLock | StoreLock]:
     """While the context lasts, no other process or thread can change a memory.
 
     Hold it from loading to saving, so that of two conversations with one memory none is lost.
-    `save`, `restore` and `delete` hold it themselves.
+    `save`, `restore` and `delete` hold it themselves. In a bucket, what was read lies in the
+    system's place for temporary files (`TMPDIR`) until the context ends.
 
     Raises:
       RunInUseError: another one holds it; the message names its process.
@@ -136,6 +142,21 @@ def hold(folder: str | Path, name: str) -> Iterator[RunLock]:
     if lock is not None and thread == threading.get_ident():
         yield lock
         return
+    with contextlib.ExitStack() as place:
+        if scheme_of(folder) is not None:
+            place.enter_context(bucket.opened(folder))
+            lock = bucket.lock(folder, name)
+        else:
+            lock = _lock(folder, path, name)
+        _held[path] = threading.get_ident(), lock
+        try:
+            yield lock
+        finally:
+            del _held[path]
+            lock.release()
+
+
+def _lock(folder: str | Path, path: Path, name: str) -> RunLock:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -147,13 +168,8 @@ def hold(folder: str | Path, name: str) -> Iterator[RunLock]:
         thing=f"The memory {name!r} in {folder}",
         otherwise="choose another name",
     )
-    _held[path] = threading.get_ident(), lock
-    try:
-        remove_unfinished(path)
-        yield lock
-    finally:
-        del _held[path]
-        lock.release()
+    remove_unfinished(path)
+    return lock
 
 
 def fork(folder: str | Path, name: str, new: str) -> None:
@@ -175,6 +191,9 @@ def fork(folder: str | Path, name: str, new: str) -> None:
       >>> memories.fork("memories", "alice", "bob")  # doctest: +SKIP
     """
     with hold(folder, new) as held:
+        if scheme_of(folder) is not None:
+            with bucket.changed(folder, new, held.check, source=name) as here:
+                return fork(here, name, new)
         if path_of(folder, new).exists():
             raise ValueError(
                 f"The memory {new!r} exists in {folder}; delete it first, or choose another name."
@@ -198,6 +217,9 @@ def restore(folder: str | Path, name: str, point: str) -> None:
     if name == point:
         raise ValueError(f"point={point!r} is the memory itself; name a fork of it.")
     with hold(folder, name) as held:
+        if scheme_of(folder) is not None:
+            with bucket.changed(folder, name, held.check, source=point) as here:
+                return restore(here, name, point)
         _fork(folder, point, name, held)
 
 
@@ -218,6 +240,13 @@ def delete(folder: str | Path, name: str, *, keep_forks: bool = False) -> None:
       >>> from fwpkm_jax import memories
       >>> memories.delete("memories", "alice")  # doctest: +SKIP
     """
+    if scheme_of(folder) is not None:
+        path_of(folder, name)
+        with (
+            hold(folder, name) as held,
+            bucket.changed(folder, name, held.check, headers=True) as here,
+        ):
+            return delete(here, name, keep_forks=keep_forks)
     path = existing(folder, name)
     with hold(folder, name) as held, bases_locked(folder, exclusive=True):
         forks = forks_of(folder, name)
@@ -326,7 +355,7 @@ def bases_locked(folder: str | Path, *, exclusive: bool = False) -> Iterator[Non
         os.close(number)
 
 
-def _fork(folder: str | Path, name: str, new: str, held: RunLock) -> None:
+def _fork(folder: str | Path, name: str, new: str, held: RunLock | StoreLock) -> None:
     """Writes the memory `new`, which is held, with the contents of `name`."""
     source, target = existing(folder, name), path_of(folder, new)
     with bases_locked(folder):

@@ -8,19 +8,19 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from fwpkm_jax import memories
-from fwpkm_jax.addresses import address_of, scheme_of
+from fwpkm_jax.addresses import address_of, check_store, scheme_of
 from fwpkm_jax.data.chat_turns import START, Turn, closing_tokens, has_template, message_tokens
 from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init_generation
 from fwpkm_jax.literals import some
 from fwpkm_jax.memories.saved import Keep
 from fwpkm_jax.models.outputs import layer_name
 from fwpkm_jax.run.load import Run, text_tokenizer
+from fwpkm_jax.stores import Store
 from fwpkm_jax.training.runs.lock import RunInUseError
 from fwpkm_jax.whole_files import own_folder
 
@@ -36,7 +36,7 @@ class Conversation:
     Args:
       run: from `load_run`; it was trained on text.
       name: of the memory, which is begun if it is not there; None: nothing is kept.
-      folder: of the memories; needed with a name.
+      folder: of the memories, also in a bucket; needed with a name.
       origin: what errors call the run and its step.
       keep: what `save` saves: all, or fast weights and waiting tokens without caches.
       sampling: how tokens are chosen; None takes the most likely one.
@@ -289,7 +289,7 @@ class Conversation:
                 f"{left} to go."
             )
         if is_saved:
-            about = memories.describe(self._folder, self.name)
+            about = memories.describe(self._folder, self.name, forks=False)
             lines.append(f"Saved {about.saved}, {about.num_bytes:,} bytes.")
         if self.points:
             lines.append(f"Points to go back to: {some(self.points)}.")
@@ -297,7 +297,7 @@ class Conversation:
 
     def _load(self, name: str) -> None:
         self.state = memories.load(self._folder, name, self._model, max_length=1)
-        note = memories.describe(self._folder, name).note
+        note = memories.describe(self._folder, name, forks=False).note
         self.turn = START if note is None else Turn(*note["turn"])
 
     def _save_start(self) -> None:
@@ -329,27 +329,46 @@ def is_start(name: str) -> bool:
 
 
 def memory_folder(run_dir: Path, folder: Path | None) -> Path:
-    """Where the memories of a run lie.
+    """Where the memories of a run lie, which may be in a bucket, as a run may.
 
     Raises:
-      ValueError: in place of the run's own folder is a link, or the run is in a bucket.
+      ValueError: in place of the run's own folder is a link; or of an address nothing can be read:
+        it is of no bucket, names no folder in it, or its package is missing.
     """
-    if folder is not None:
-        return folder
-    if scheme_of(run_dir) is not None:
-        raise ValueError(
-            f"{address_of(run_dir)} is in a bucket, where no memories are kept; name a folder of "
-            "this machine with --memories FOLDER."
-        )
     own = run_dir / "memories"
-    return own_folder(own) if own.is_symlink() else own
+    place = own if folder is None else folder
+    if scheme_of(place) is not None:
+        Store(str(place))  # Raises what is wrong with it.
+        return place
+    return own_folder(own) if folder is None and own.is_symlink() else place
 
 
-def memory_place(run_dir: Path, name: str | None, folder: Path | None, step: int) -> dict[str, Any]:
-    """The arguments of `Conversation` for a memory of a run, by default in `RUN/memories`."""
+def memory_place(run_dir: Path, name: str | None, folder: Path | None) -> tuple[Path, str] | None:
+    """Folder and name of a memory of a run; None without a name.
+
+    Args:
+      run_dir: of the run.
+      name: of the memory; or its address, `s3://BUCKET/FOLDER/NAME`, which names the folder too.
+      folder: of the memories; None: `RUN/memories`.
+
+    Raises:
+      ValueError: see `memory_folder`; or the folder is given without a name, or twice.
+    """
     if name is None:
         if folder is not None:
-            raise ValueError(f"memories={str(folder)!r} has no effect without --memory NAME.")
-        return {}
-    folder = memory_folder(run_dir, folder)
-    return {"name": name, "folder": folder, "origin": f"{run_dir}, step {step}"}
+            raise ValueError(
+                f"memories={address_of(folder)!r} has no effect without --memory NAME."
+            )
+        return None
+    if scheme_of(name) is not None:
+        if folder is not None:
+            raise ValueError(
+                f"memory={name!r} names a folder, and so does memories={address_of(folder)!r}; "
+                "give one of them, or a name without a folder."
+            )
+        check_store(name, "memory")
+        place, _, own = name.partition("://")[2].rpartition("/")
+        if not place:
+            raise ValueError(f"memory={name!r} names no folder; write {name}/NAME.")
+        folder, name = Path(name.removesuffix(f"/{own}")), own
+    return memory_folder(run_dir, folder), name

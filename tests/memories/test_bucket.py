@@ -132,7 +132,7 @@ def dying(monkeypatch, number):
 
 
 @pytest.mark.parametrize(
-    "part", [0, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(1, 10))]
+    "part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]
 )
 def test_a_kill_at_any_write_leaves_the_old_memory_or_the_new(folder, model, state, part, quick):
     """Every write of a session in turn is the first that was not made; the next goes on."""
@@ -237,32 +237,50 @@ def test_a_deletion_that_failed_is_not_made_up_for_by_another_change(
         assert_same(memories.load(folder, "alice", model), state)
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["deleted", "replaced"])
+@pytest.mark.parametrize("change_to", ["deleted", "replaced", "restored"])
 def test_a_reader_whose_memory_changes_meanwhile_reads_the_new_one(
-    folder, model, state, monkeypatch, again
+    folder, model, state, monkeypatch, change_to
 ):
+    new = change(state, 1)
     memories.save(folder, "alice", state, model=model)
     memories.fork(folder, "alice", "bob")
     memories.delete(folder, "alice", keep_forks=True)
-    new = change(state, 1)
+    memories.save(folder, "carol", new, model=model)
     whole, asked = Store.download, []
+
+    def another_session():
+        if change_to == "restored":  # Its base is newer than the reader's list.
+            return memories.restore(folder, "bob", "carol")
+        memories.delete(folder, "bob")
+        if change_to == "replaced":
+            memories.save(folder, "bob", new, model=model)
 
     def download(self, name, file):
         asked.append(name)
-        if len(asked) == 2:  # The reader has the fork, and not yet its base.
-            elsewhere(lambda: memories.delete(folder, "bob"))
-            if again:
-                elsewhere(lambda: memories.save(folder, "bob", new, model=model))
+        # Before the reader has the fork, or when it has the fork and not yet its base.
+        if len(asked) == (1 if change_to == "restored" else 2):
+            assert elsewhere(another_session) is None
         whole(self, name, file)
 
     with monkeypatch.context() as patch:
         patch.setattr(Store, "download", download)
-        if again:
-            assert_same(memories.load(folder, "bob", model), new)
-        else:
-            with pytest.raises(FileNotFoundError, match=f"no memory 'bob' in {folder}, but no mem"):
+        if change_to == "deleted":
+            with pytest.raises(FileNotFoundError, match=f"no memory 'bob' in {folder}, but carol"):
                 memories.load(folder, "bob", model)
-    assert asked[1].startswith("bases/")
+        else:
+            assert_same(memories.load(folder, "bob", model), new)
+
+
+def test_a_base_goes_after_the_last_memory_that_needs_it(folder, model, state, monkeypatch):
+    memories.save(folder, "alice", state, model=model)
+    memories.fork(folder, "alice", "bob")
+    memories.delete(folder, "alice", keep_forks=True)
+    removed, whole = [], Store.remove
+    monkeypatch.setattr(Store, "remove", lambda self, x: (removed.append(x), whole(self, x)))
+    memories.delete(folder, "bob")
+    memory, base = (name for name in removed if not name.endswith("lock"))
+    assert memory == "bob.safetensors"
+    assert base.startswith("bases/")
 
 
 def test_forks_and_deletes_wait_for_each_other(monkeypatch, model, state):

@@ -60,6 +60,18 @@ def test_objects_are_read_written_listed_and_removed(address, tmp_path):
         store.read("none")
 
 
+def test_an_object_appears_when_its_upload_is_complete(monkeypatch, tmp_path):
+    (tmp_path / "x").write_bytes(bytes(100_000_000))
+    with a_store("memory", monkeypatch) as address:
+        store, seen = Store(address), set()
+        upload = threading.Thread(target=store.upload, args=(tmp_path / "x", "x"))
+        upload.start()
+        while upload.is_alive():
+            seen |= set(store.sizes().values())
+        upload.join()
+        assert seen <= {100_000_000}
+
+
 def test_conditional_writes_hold(address):
     store = Store(address)
     assert store.versioned("x") is None

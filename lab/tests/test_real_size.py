@@ -22,7 +22,7 @@ from lab.study.real_size.sizes import SIZES
 from lab.study.real_size.training import planned_steps
 from lab.study.real_size.wordings import HELD_OUT, TRAINED
 from pallas_kernels import dispatch, verdicts
-from tests.benchmarks.programs import result_lines, run
+from tests.benchmarks.programs import ran_alone, result_lines, run
 
 TINY = SIZES["tiny"]
 
@@ -291,7 +291,9 @@ def test_a_sitting_packs_books_trains_in_turns_and_evaluates(tmp_path, monkeypat
     assert "first digit, one row, FwPKM" in tables.table(lines)
 
 
-def test_programs_made_ahead_are_loaded_and_those_that_do_not_load_are_compiled(tmp_path):
+def test_programs_made_ahead_are_loaded_and_those_that_do_not_load_are_compiled(tmp_path, request):
+    if ran_alone(request):
+        return
     write_books(tmp_path, books(6, 12_000), books(3, 8000, seed=1))
     made, out = tmp_path / "made", tmp_path / "out"
     size = ("--size", "tiny", "--variants", "backbone")

@@ -99,3 +99,27 @@ def write_words(folder: Path) -> None:
     words = " ".join("".join(rng.choice(list("abcdefgh"), 5)) for _ in range(3000))
     for name in ("train", "valid"):
         (folder / f"{name}.jsonl").write_text(json.dumps({"id": "0", "text": words}))
+
+
+_ALONE = "FWPKM_JAX_TEST_ALONE"
+
+
+def ran_alone(request: pytest.FixtureRequest) -> bool:
+    """Runs the test that asks in a new process; True where it asked first, which then ends.
+
+    XLA for CPUs can load an executable that was written in the same process without functions that
+    the process had compiled before ("Function ... not found").
+    """
+    if os.environ.get(_ALONE):
+        return False
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "", request.node.nodeid],
+        cwd=request.config.rootpath,
+        env=kept | {_ALONE: "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return True

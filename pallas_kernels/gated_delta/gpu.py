@@ -76,8 +76,8 @@ def _vectors(log_decay: jax.Array, beta: jax.Array) -> tuple[Vectors, jax.Array]
     """The vectors of every chunk, and the decay of the whole chunk `[batch, chunks, heads]`."""
     log_decay, beta = (_tokens_to_chunks(x) for x in (log_decay, beta))
     decays = jax.vmap(jax.vmap(jax.vmap(chunk_decays)))(log_decay[..., None, :])
-    vectors = Vectors(span_sums(log_decay), beta, decays.to_token[..., 0], decays.to_end[..., 0])
-    return vectors, decays.whole[..., 0, 0]
+    to_token, to_end, whole = (x[..., 0] for (x,) in decays[:3])
+    return Vectors(span_sums(log_decay), beta, to_token, to_end), whole[..., 0]
 
 
 def _tokens_to_chunks(x: jax.Array) -> jax.Array:

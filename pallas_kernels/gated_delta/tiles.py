@@ -1,12 +1,120 @@
 """Operations on two-dimensional tiles inside kernels: products, masks, sums; for all devices.
 
-A vector with one number per token of a chunk is a column `[chunk, 1]` or a row `[1, chunk]`.
+Several heads lie side by side along the lanes, `[rows, heads * width]`, so that heads of 64 numbers
+fill a unit of 128 x 128 and all lanes of a vector. A vector with one number per token of a chunk is
+a row `[1, heads * chunk]`, or one column `[chunk, 1]` for each head.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fwpkm_jax.core.numerics import compute_dtype
+
+LANES = 128
+
+Columns = tuple[jax.Array, ...]
+"""One column `[rows, 1]` for each head."""
+
+
+class SideBySide(NamedTuple):
+    """Operations on tiles that hold so many heads side by side."""
+
+    heads: int = 1
+
+    def product(
+        self, a: jax.Array, b: jax.Array, *, contract: tuple[int, int] = (1, 0)
+    ) -> jax.Array:
+        """Each head's product of its parts of two tiles, side by side.
+
+        Args:
+          a: a tile.
+          b: another tile.
+          contract: the axes of a head's parts of `a` and `b` to sum over: (1, 0), (1, 1) or (0, 0).
+        """
+        if self.heads == 1:
+            return product(a, b, contract=contract)
+        width_a, width_b = a.shape[1] // self.heads, b.shape[1] // self.heads
+        columns = b.shape[0] if contract == (1, 1) else width_b
+        if not (width_a % LANES or width_b % LANES or columns % LANES):
+            # Every head fills the unit by itself.
+            parts = zip(self.split(a), self.split(b), strict=True)
+            return jnp.concatenate([product(*x, contract=contract) for x in parts], axis=1)
+        if contract != (0, 0):
+            # One factor stands below the diagonal blocks of the other: no head meets another.
+            return product(a, self._diagonal_blocks(b), contract=contract)
+        # All heads with all heads; the blocks on the diagonal are each head with itself.
+        rows = jnp.split(product(a, b, contract=contract), self.heads, axis=0)
+        return self.choose(rows, width_b)
+
+    def split(self, tile: jax.Array) -> list[jax.Array]:
+        """Each head's part `[rows, width]` of a tile."""
+        return jnp.split(tile, self.heads, axis=1)
+
+    def choose(self, of_heads: Columns | list[jax.Array], width: int) -> jax.Array:
+        """The first lanes of the first array, the next ones of the second, and so on.
+
+        Args:
+          of_heads: for each head an array of `heads * width` lanes, or a column.
+          width: lanes of a head.
+
+        Returns:
+          `[rows, heads * width]`; for one head its array itself, a column too.
+        """
+        chosen, *others = of_heads
+        for head, other in enumerate(others, 1):
+            lane = lanes((other.shape[0], self.heads * width))
+            chosen = jnp.where(lane < head * width, chosen, other)
+        return chosen
+
+    def scale(self, columns: Columns, tile: jax.Array) -> jax.Array:
+        """The tile with every row of every head multiplied by that head's column."""
+        return self.choose(columns, tile.shape[1] // self.heads) * tile
+
+    def sums(self, tile: jax.Array) -> Columns:
+        """The sums over the lanes of each head."""
+        return tuple(row_sum(x) for x in self._alone(tile))
+
+    def columns(self, row: jax.Array) -> Columns:
+        """A row as columns, by masked sums: Pallas cannot transpose such a thin tile."""
+        r, c = self.positions(row.shape[1] // self.heads)
+        return self.sums(jnp.where(r == c, row, 0.0))
+
+    def row(self, columns: Columns) -> jax.Array:
+        """Columns as a row."""
+        size = columns[0].shape[0]
+        r, c = self.positions(size)
+        return column_sum(jnp.where(r == c, self.choose(columns, size), 0.0))
+
+    def positions(self, size: int) -> tuple[jax.Array, jax.Array]:
+        """Row and column number of every entry of the heads' square tiles; size a power of two."""
+        row = jax.lax.broadcasted_iota(jnp.int32, (size, self.heads * size), 0)
+        return row, lanes(row.shape) & (size - 1)
+
+    def _alone(self, tile: jax.Array) -> list[jax.Array]:
+        """For each head the tile with zeros in the lanes of the others."""
+        if self.heads == 1:
+            return [tile]
+        width, lane = tile.shape[1] // self.heads, lanes(tile.shape)
+        return [
+            jnp.where((lane >= head * width) & (lane < (head + 1) * width), tile, 0)
+            for head in range(self.heads)
+        ]
+
+    def _diagonal_blocks(self, tile: jax.Array) -> jax.Array:
+        """`[heads * rows, heads * width]`: each head's part on the diagonal, zeros elsewhere."""
+        return jnp.concatenate(self._alone(tile), axis=0)
+
+
+ALONE = SideBySide()
+"""One head."""
+
+
+def each(function: Callable[..., jax.Array], *columns: Columns) -> Columns:
+    """The function of each head's columns."""
+    return tuple(function(*of_head) for of_head in zip(*columns, strict=True))
 
 
 def product(a: jax.Array, b: jax.Array, *, contract: tuple[int, int] = (1, 0)) -> jax.Array:
@@ -30,22 +138,9 @@ def product(a: jax.Array, b: jax.Array, *, contract: tuple[int, int] = (1, 0)) -
     )
 
 
-def as_column(row: jax.Array) -> jax.Array:
-    """`[1, n]` as `[n, 1]`, by a masked sum: Pallas cannot transpose such a thin tile."""
-    r, c = positions(row.shape[1])
-    return row_sum(jnp.where(r == c, row, 0.0))
-
-
-def as_row(column: jax.Array) -> jax.Array:
-    """`[n, 1]` as `[1, n]`."""
-    r, c = positions(column.shape[0])
-    return column_sum(jnp.where(r == c, column, 0.0))
-
-
-def positions(size: int) -> tuple[jax.Array, jax.Array]:
-    """Row and column number of every entry of a square tile."""
-    row, column = (jax.lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
-    return row, column
+def lanes(shape: tuple[int, ...]) -> jax.Array:
+    """The number of its lane for every entry of a tile."""
+    return jax.lax.broadcasted_iota(jnp.int32, shape, 1)
 
 
 def mask(where: jax.Array, like: jax.Array) -> jax.Array:

@@ -6,9 +6,11 @@ reads the memories at the chunks' starts and the inverses, which are as large as
 keys. Chunks are the last grid axis, which is sequential. The block that holds the memory has the
 same index for every chunk, so it stays in VMEM until the heads change.
 
-Several heads share a block, side by side along the lanes: `[batch, length, heads, width]` needs no
-transposed copy, and the heads' products, which do not depend on each other, fill the gaps in each
-other's latency.
+Several heads share a block, side by side along the lanes, so `[batch, length, heads, width]` needs
+no transposed copy. Two heads at a time share all tiles, `[64, 2 * width]`: heads of 64 fill a unit
+of 128 x 128 and the lanes of a vector, and what is kept for the backward pass is stored without
+gaps. The products of a block's groups of heads do not depend on each other and fill the gaps in
+each other's latency.
 """
 
 import functools
@@ -30,17 +32,16 @@ def forward(
 ) -> tuple[jax.Array, jax.Array, Residuals | None]:
     """Output `[batch, length, heads, value]`, final memory, and residuals (None unless `save`)."""
     shape = Blocks.of(inputs)
-    batch, chunks, heads = shape.batch, shape.chunks, shape.heads
     float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     out_shape = [
-        float32((batch, shape.length, heads * shape.value)),
-        float32(inputs.state.shape),
+        float32((shape.batch, shape.length, shape.heads * shape.value)),
+        jax.eval_shape(shape.arrange_memory, inputs.state),
     ]
     out_specs = [shape.tokens(shape.value), shape.memory()]
     if save:
         out_shape += [
-            float32((batch, chunks, heads, shape.key, shape.value)),
-            float32((batch, chunks, heads, CHUNK, CHUNK)),
+            float32(shape.tiles_shape(shape.key, shape.value)),
+            float32(shape.tiles_shape(CHUNK, CHUNK)),
         ]
         out_specs += [shape.tiles(shape.key, shape.value), shape.tiles(CHUNK, CHUNK)]
     output, state, *saved = _call(
@@ -51,7 +52,7 @@ def forward(
         out_shape=out_shape,
     )(*shape.arrange(inputs))
     residuals = Residuals(*saved) if save else None
-    return output.reshape(inputs.value.shape), state, residuals
+    return output.reshape(inputs.value.shape), shape.restore_memory(state), residuals
 
 
 def backward(
@@ -87,7 +88,7 @@ def backward(
         residuals.states,
         residuals.inverses,
         d_output.reshape(d_output.shape[0], d_output.shape[1], -1),
-        d_state,
+        shape.arrange_memory(d_state),
     )
     return shape.restore(inputs, results)
 
@@ -99,22 +100,23 @@ def _forward_kernel(
     def _():
         state[...] = start[...]
 
-    for head in range(shape.block):
-        keys, values = shape.lanes(shape.key, head), shape.lanes(shape.value, head)
-        before = state[0, head]
+    for group in range(shape.groups):
+        keys, values = shape.lanes(shape.key, group), shape.lanes(shape.value, group)
+        before = state[0, group]
         read, after, inverse = chunk_forward(
             query[0, :, keys],
             key[0, :, keys],
             value[0, :, values],
-            log_decay[0, 0, 0, head : head + 1],
-            beta[0, 0, 0, head : head + 1],
+            log_decay[0, 0, 0, group : group + 1],
+            beta[0, 0, 0, group : group + 1],
             before,
+            shape.side,
             scale=scale,
         )
         output[0, :, values] = read
-        state[0, head] = after
+        state[0, group] = after
         for residual, saved in zip(residuals, (before, inverse), strict=False):
-            residual[0, 0, head] = saved
+            residual[0, 0, group] = saved
 
 
 def _backward_kernel(*refs, shape, scale):
@@ -125,26 +127,27 @@ def _backward_kernel(*refs, shape, scale):
     def _():
         d_state[...] = d_end[...]
 
-    for head in range(shape.block):
-        keys, values = shape.lanes(shape.key, head), shape.lanes(shape.value, head)
+    for group in range(shape.groups):
+        keys, values = shape.lanes(shape.key, group), shape.lanes(shape.value, group)
         gradients = chunk_backward(
             query[0, :, keys],
             key[0, :, keys],
             value[0, :, values],
-            log_decay[0, 0, 0, head : head + 1],
-            beta[0, 0, 0, head : head + 1],
-            states[0, 0, head],
-            inverses[0, 0, head],
+            log_decay[0, 0, 0, group : group + 1],
+            beta[0, 0, 0, group : group + 1],
+            states[0, 0, group],
+            inverses[0, 0, group],
             d_output[0, :, values],
-            d_state[0, head],
+            d_state[0, group],
+            shape.side,
             scale=scale,
         )
         d_query[0, :, keys] = gradients.query.astype(d_query.dtype)
         d_key[0, :, keys] = gradients.key.astype(d_key.dtype)
         d_value[0, :, values] = gradients.value.astype(d_value.dtype)
-        d_log_decay[0, 0, 0, head : head + 1] = gradients.log_decay
-        d_beta[0, 0, 0, head : head + 1] = gradients.beta
-        d_state[0, head] = gradients.state
+        d_log_decay[0, 0, 0, group : group + 1] = gradients.log_decay
+        d_beta[0, 0, 0, group : group + 1] = gradients.beta
+        d_state[0, group] = gradients.state
 
 
 def _call(kernel, shape: Blocks, *, in_specs, out_specs, out_shape):

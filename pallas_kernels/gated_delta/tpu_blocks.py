@@ -7,8 +7,8 @@ import jax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.gated_delta.arguments import CHUNK, Inputs
+from pallas_kernels.gated_delta.tiles import LANES, SideBySide
 
-LANES = 128
 MOST_HEADS = 4
 """Heads per block. More heads hide more latency but need more compile time and VMEM."""
 
@@ -23,6 +23,8 @@ class Blocks(NamedTuple):
     value: int
     block: int
     """Heads per block."""
+    side: SideBySide
+    """The heads of a group, which share tiles; a block has one or more groups."""
     reverse: bool
     """Whether the chunks are walked from the last to the first."""
 
@@ -31,13 +33,20 @@ class Blocks(NamedTuple):
         batch, length, heads, key = inputs.key.shape
         assert length % CHUNK == 0, length
         value = inputs.value.shape[-1]
+        group = LANES // CHUNK if heads % (LANES // CHUNK) == 0 else 1
         # A block must fill whole rows of lanes, or hold all heads.
         fitting = [
             block
-            for block in range(1, MOST_HEADS + 1)
+            for block in range(group, MOST_HEADS + 1, group)
             if heads % block == block * key % LANES == block * value % LANES == 0
         ]
-        return cls(batch, length, heads, key, value, max(fitting, default=heads), reverse)
+        block = max(fitting, default=heads)
+        return cls(batch, length, heads, key, value, block, SideBySide(group), reverse)
+
+    @property
+    def groups(self) -> int:
+        """Groups per block."""
+        return self.block // self.side.heads
 
     @property
     def chunks(self) -> int:
@@ -47,9 +56,10 @@ class Blocks(NamedTuple):
     def grid(self) -> tuple[int, int, int]:
         return self.batch, self.heads // self.block, self.chunks
 
-    def lanes(self, width: int, head: int) -> slice:
-        """The lanes of one head in a block of several heads."""
-        return slice(head * width, (head + 1) * width)
+    def lanes(self, width: int, group: int) -> slice:
+        """The lanes of one group of heads in a block."""
+        lanes = self.side.heads * width
+        return slice(group * lanes, (group + 1) * lanes)
 
     def _chunk(self, step):
         return self.chunks - 1 - step if self.reverse else step
@@ -61,20 +71,30 @@ class Blocks(NamedTuple):
         )
 
     def vectors(self) -> pl.BlockSpec:
-        """The spec of one chunk of `[batch, blocks, chunks, block, chunk]`."""
+        """The spec of one chunk of `[batch, blocks, chunks, groups, group * chunk]`."""
         return pl.BlockSpec(
-            (1, 1, 1, self.block, CHUNK), lambda b, h, step: (b, h, self._chunk(step), 0, 0)
+            (1, 1, 1, self.groups, self.side.heads * CHUNK),
+            lambda b, h, step: (b, h, self._chunk(step), 0, 0),
         )
 
     def tiles(self, rows: int, columns: int) -> pl.BlockSpec:
-        """The spec of one chunk of `[batch, chunks, heads, rows, columns]`."""
+        """The spec of one chunk of `tiles_shape`."""
+        shape = self.tiles_shape(rows, columns)
         return pl.BlockSpec(
-            (1, 1, self.block, rows, columns), lambda b, h, step: (b, self._chunk(step), h, 0, 0)
+            (1, 1, self.groups, *shape[3:]), lambda b, h, step: (b, self._chunk(step), h, 0, 0)
         )
+
+    def tiles_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        """`[batch, chunks, all groups, rows, group * columns]`."""
+        group = self.side.heads
+        return self.batch, self.chunks, self.heads // group, rows, group * columns
 
     def memory(self) -> pl.BlockSpec:
         """The spec of the heads' memories: the same block for every chunk."""
-        return pl.BlockSpec((1, self.block, self.key, self.value), lambda b, h, step: (b, h, 0, 0))
+        return pl.BlockSpec(
+            (1, self.groups, self.key, self.side.heads * self.value),
+            lambda b, h, step: (b, h, 0, 0),
+        )
 
     def input_specs(self) -> list[pl.BlockSpec]:
         tokens = [self.tokens(width) for width in (self.key, self.key, self.value)]
@@ -84,14 +104,29 @@ class Blocks(NamedTuple):
         """Reshapes arrays to the shapes that the specs expect."""
         tokens = [x.reshape(*x.shape[:2], -1) for x in inputs[:3]]
         vectors = [
-            x.reshape(self.batch, self.chunks, CHUNK, -1, self.block).transpose(0, 3, 1, 4, 2)
+            x.reshape(self.batch, self.chunks, CHUNK, -1, self.groups, self.side.heads)
+            .transpose(0, 3, 1, 4, 5, 2)
+            .reshape(self.batch, -1, self.chunks, self.groups, self.side.heads * CHUNK)
             for x in (inputs.log_decay, inputs.beta)
         ]
-        return [*tokens, *vectors, inputs.state]
+        return [*tokens, *vectors, self.arrange_memory(inputs.state)]
 
     def restore(self, inputs: Inputs, arrays: Sequence[jax.Array]) -> Inputs:
         """The inverse of `arrange`."""
         *tokens, log_decay, beta, state = arrays
-        vectors = (x.transpose(0, 2, 4, 1, 3) for x in (log_decay, beta))
-        arrays = [*tokens, *vectors, state]
+        vectors = (
+            x.reshape(*x.shape[:4], self.side.heads, CHUNK).transpose(0, 2, 5, 1, 3, 4)
+            for x in (log_decay, beta)
+        )
+        arrays = [*tokens, *vectors, self.restore_memory(state)]
         return Inputs(*(x.reshape(y.shape) for x, y in zip(arrays, inputs, strict=True)))
+
+    def arrange_memory(self, state: jax.Array) -> jax.Array:
+        """`[batch, heads, key, value]` with the heads of each group side by side."""
+        state = state.reshape(self.batch, -1, self.side.heads, self.key, self.value)
+        return state.swapaxes(2, 3).reshape(self.batch, -1, self.key, self.side.heads * self.value)
+
+    def restore_memory(self, state: jax.Array) -> jax.Array:
+        """The inverse of `arrange_memory`."""
+        state = state.reshape(self.batch, -1, self.key, self.side.heads, self.value)
+        return state.swapaxes(2, 3).reshape(self.batch, self.heads, self.key, self.value)

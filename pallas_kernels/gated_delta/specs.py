@@ -39,6 +39,9 @@ SPECS = (
     GatedDeltaSpec(name="strong_writes", length=100, decay=0.001, largest_beta=2.0),
     GatedDeltaSpec(name="wide_keys", length=65, key=128, value=64),
     GatedDeltaSpec(name="wide_values", length=65, key=64, value=256),
+    GatedDeltaSpec(name="six_heads", length=65, heads=6),
+    GatedDeltaSpec(name="two_wide", length=65, heads=2, key=128, value=128),
+    GatedDeltaSpec(name="two_wide_values", length=65, heads=2, key=64, value=128),
     GatedDeltaSpec(name="narrow", batch=2, length=20, heads=3, key=8, value=5),
     GatedDeltaSpec(name="five_chunks", length=300, heads=2, small=False),
     GatedDeltaSpec(name="paper_widths", length=256, heads=8, small=False, compiled=True),
@@ -47,6 +50,9 @@ SPECS = (
     ),
     GatedDeltaSpec(
         name="widest", length=256, heads=3, key=128, value=256, small=False, compiled=True
+    ),
+    GatedDeltaSpec(
+        name="widest_block", length=256, heads=8, key=128, value=256, small=False, compiled=True
     ),
     GatedDeltaSpec(name="paper", batch=8, length=4096, heads=8, small=False),
     GatedDeltaSpec(

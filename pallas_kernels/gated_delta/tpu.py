@@ -10,7 +10,8 @@ Several heads share a block, side by side along the lanes, so `[batch, length, h
 no transposed copy. Two heads at a time share all tiles, `[64, 2 * width]`: heads of 64 fill a unit
 of 128 x 128 and the lanes of a vector, and what is kept for the backward pass is stored without
 gaps. The products of a block's groups of heads do not depend on each other and fill the gaps in
-each other's latency.
+each other's latency. `vmap` over the groups puts the same operation of all groups side by side: the
+compiler does not bring together what is far apart.
 """
 
 import functools
@@ -100,23 +101,16 @@ def _forward_kernel(
     def _():
         state[...] = start[...]
 
-    for group in range(shape.groups):
-        keys, values = shape.lanes(shape.key, group), shape.lanes(shape.value, group)
-        before = state[0, group]
-        read, after, inverse = chunk_forward(
-            query[0, :, keys],
-            key[0, :, keys],
-            value[0, :, values],
-            log_decay[0, 0, 0, group : group + 1],
-            beta[0, 0, 0, group : group + 1],
-            before,
-            shape.side,
-            scale=scale,
-        )
-        output[0, :, values] = read
-        state[0, group] = after
-        for residual, saved in zip(residuals, (before, inverse), strict=False):
-            residual[0, 0, group] = saved
+    def forward(*arrays: jax.Array):
+        return chunk_forward(*arrays, side=shape.side, scale=scale)
+
+    before = state[0]
+    of_chunk = shape.of_chunk(query, key, value, log_decay, beta)
+    read, after, inverse = jax.vmap(forward)(*of_chunk, before)
+    shape.join(output, read)
+    state[0] = after
+    for residual, saved in zip(residuals, (before, inverse), strict=False):
+        residual[0, 0] = saved
 
 
 def _backward_kernel(*refs, shape, scale):
@@ -127,27 +121,17 @@ def _backward_kernel(*refs, shape, scale):
     def _():
         d_state[...] = d_end[...]
 
-    for group in range(shape.groups):
-        keys, values = shape.lanes(shape.key, group), shape.lanes(shape.value, group)
-        gradients = chunk_backward(
-            query[0, :, keys],
-            key[0, :, keys],
-            value[0, :, values],
-            log_decay[0, 0, 0, group : group + 1],
-            beta[0, 0, 0, group : group + 1],
-            states[0, 0, group],
-            inverses[0, 0, group],
-            d_output[0, :, values],
-            d_state[0, group],
-            shape.side,
-            scale=scale,
-        )
-        d_query[0, :, keys] = gradients.query.astype(d_query.dtype)
-        d_key[0, :, keys] = gradients.key.astype(d_key.dtype)
-        d_value[0, :, values] = gradients.value.astype(d_value.dtype)
-        d_log_decay[0, 0, 0, group : group + 1] = gradients.log_decay
-        d_beta[0, 0, 0, group : group + 1] = gradients.beta
-        d_state[0, group] = gradients.state
+    def backward(*arrays: jax.Array):
+        return chunk_backward(*arrays, side=shape.side, scale=scale)
+
+    of_chunk = shape.of_chunk(query, key, value, log_decay, beta)
+    saved = states[0, 0], inverses[0, 0]
+    gradients = jax.vmap(backward)(*of_chunk, *saved, shape.split(d_output[0]), d_state[0])
+    for ref, gradient in zip((d_query, d_key, d_value), gradients[:3], strict=True):
+        shape.join(ref, gradient)
+    d_log_decay[0, 0, 0] = gradients.log_decay[:, 0]
+    d_beta[0, 0, 0] = gradients.beta[:, 0]
+    d_state[0] = gradients.state
 
 
 def _call(kernel, shape: Blocks, *, in_specs, out_specs, out_shape):

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.gated_delta.arguments import CHUNK, Inputs
 from pallas_kernels.gated_delta.tiles import LANES, SideBySide
 
-MOST_HEADS = 4
+MOST_HEADS = 8
 """Heads per block. More heads hide more latency but need more compile time and VMEM."""
 
 
@@ -56,10 +57,21 @@ class Blocks(NamedTuple):
     def grid(self) -> tuple[int, int, int]:
         return self.batch, self.heads // self.block, self.chunks
 
-    def lanes(self, width: int, group: int) -> slice:
-        """The lanes of one group of heads in a block."""
-        lanes = self.side.heads * width
-        return slice(group * lanes, (group + 1) * lanes)
+    def of_chunk(self, query, key, value, log_decay, beta) -> list[jax.Array]:
+        """The groups' parts of the blocks of one chunk: tokens `[groups, chunk, group * width]`,
+        vectors `[groups, 1, group * chunk]`."""
+        tokens = [self.split(ref[0]) for ref in (query, key, value)]
+        return [*tokens, *(ref[0, 0, 0][:, None] for ref in (log_decay, beta))]
+
+    def split(self, tokens: jax.Array) -> jax.Array:
+        """`[chunk, block * width]` as `[groups, chunk, group * width]`."""
+        return jnp.stack(jnp.split(tokens, self.groups, axis=1))
+
+    def join(self, ref, tokens: jax.Array) -> None:
+        """Writes the inverse of `split` to a block `[1, chunk, block * width]`, in its dtype."""
+        width = tokens.shape[2]
+        for group in range(self.groups):
+            ref[0, :, group * width : (group + 1) * width] = tokens[group].astype(ref.dtype)
 
     def _chunk(self, step):
         return self.chunks - 1 - step if self.reverse else step

@@ -12,6 +12,8 @@ from pallas_kernels.gated_delta.tiles import LANES, SideBySide
 
 MOST_HEADS = 8
 """Heads per block. More heads hide more latency but need more compile time and VMEM."""
+MOST_LANES = 1024
+"""Lanes that a block's keys or values have at most, so that its arrays fit in VMEM."""
 
 
 class Blocks(NamedTuple):
@@ -40,6 +42,7 @@ class Blocks(NamedTuple):
             block
             for block in range(group, MOST_HEADS + 1, group)
             if heads % block == block * key % LANES == block * value % LANES == 0
+            and block * max(key, value) <= MOST_LANES
         ]
         block = max(fitting, default=heads)
         return cls(batch, length, heads, key, value, block, SideBySide(group), reverse)

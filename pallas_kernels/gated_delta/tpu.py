@@ -51,6 +51,7 @@ def forward(
         in_specs=shape.input_specs(),
         out_specs=out_specs,
         out_shape=out_shape,
+        name="gated_delta_forward",
     )(*shape.arrange(inputs))
     residuals = Residuals(*saved) if save else None
     return output.reshape(inputs.value.shape), shape.restore_memory(state), residuals
@@ -80,6 +81,7 @@ def backward(
         ],
         out_specs=shape.input_specs(),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arranged],
+        name="gated_delta_backward",
     )(
         query,
         key,
@@ -134,7 +136,7 @@ def _backward_kernel(*refs, shape, scale):
     d_state[0] = gradients.state
 
 
-def _call(kernel, shape: Blocks, *, in_specs, out_specs, out_shape):
+def _call(kernel, shape: Blocks, *, in_specs, out_specs, out_shape, name):
     return pl.pallas_call(
         kernel,
         grid=shape.grid,
@@ -145,4 +147,5 @@ def _call(kernel, shape: Blocks, *, in_specs, out_specs, out_shape):
             dimension_semantics=("parallel", "parallel", "arbitrary")
         ),
         interpret=interpreted(),
+        name=name,
     )

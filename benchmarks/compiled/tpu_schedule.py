@@ -1,0 +1,158 @@
+"""States how many instructions the kernels of an operation take on a TPU, and the bytes they move.
+
+    JAX_PLATFORMS=cpu PYTHONPATH=build/tpu:. python -m benchmarks.compiled.tpu_schedule
+
+The kernels are compiled for TPUs, which needs their compiler (docs/howto/compile_ahead.md) but no
+TPU. It writes the schedule of every kernel down: bundles of instructions, of which a core starts
+one per cycle at best, and the share of each unit's places that they fill. Cycles are bundles times
+programs of the grid, so a bound from below, of kernels without loops inside. Bytes are those of
+operands and results with the last two axes filled up to whole tiles, as a TPU stores them.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.sharding import SingleDeviceSharding
+
+from benchmarks.compiled.absent_devices import TPUS, absent_device, kernels_for
+from benchmarks.machine import planned_megabytes, settings, write_result
+from benchmarks.options import parse
+from pallas_kernels.gated_delta import chunk_gated_delta_rule
+from pallas_kernels.gated_delta import specs as gated_delta_specs
+from pallas_kernels.slot_add import specs as slot_add_specs
+from pallas_kernels.slot_add.api import add_logged
+
+_SPECS = {"gated_delta": gated_delta_specs.SPECS, "slot_add": slot_add_specs.SPECS}
+_SCHEDULE = "-final_hlo-static-per-bundle-utilization.txt"
+_FLAGS = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true"
+_TILE = {4: 8, 2: 16, 1: 32}
+"""Rows of a tile of 128 lanes, by bytes of a number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Compiles one operation, forward and backward, in one size."""
+
+    op: Literal["gated_delta", "slot_add"] = "gated_delta"
+    """The operation."""
+    size: str = "paper"
+    """Name of a size in the operation's specs.py."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Dtype of queries, keys and values; rows of a table are float32."""
+    devices: tuple[str, ...] = ("v5e", "v6e")
+    """v5e, v5p, v6e, 7x."""
+    out: Path | None = None
+    """File for the JSON; None: print it."""
+
+    def __post_init__(self):
+        names = [spec.name for spec in _SPECS[self.op]]
+        if self.size not in names:
+            raise ValueError(f"size={self.size!r} is none of {', '.join(names)}.")
+        if unknown := [device for device in self.devices if device not in TPUS]:
+            raise ValueError(f"devices={unknown} are none of {', '.join(TPUS)}.")
+
+
+def measure(options: Options, device: str, folder: Path) -> list[dict[str, Any]]:
+    """A row for each kernel; `folder` is where the compiler writes schedules.
+
+    Raises:
+      RuntimeError: the compiler wrote no schedule of a kernel.
+    """
+    call, arrays = _call(options)
+    sharding = SingleDeviceSharding(absent_device(device))
+    arrays = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arrays
+    )
+    for old in folder.glob("*"):
+        old.unlink()
+    with kernels_for(device):
+        traced = jax.jit(call).trace(arrays)
+        compiled = traced.lower().compile()
+    written = {_kernel(path): path for path in sorted(folder.glob(f"*{_SCHEDULE}"))}
+    rows = []
+    for equation in _kernels(traced.jaxpr.jaxpr):
+        name = equation.params["name"]
+        if name not in written:
+            raise RuntimeError(f"the compiler wrote schedules of {[*written]}, not of {name}.")
+        bundles, used = schedule(written[name].read_text())
+        programs = int(np.prod(equation.params["grid_mapping"].grid))
+        rows.append(
+            {
+                "device": device,
+                "kernel": name,
+                "programs": programs,
+                "bundles": bundles,
+                "million_cycles": programs * bundles / 1e6,
+                "used": used,
+                "megabytes": sum(map(_bytes, (*equation.invars, *equation.outvars))) / 1e6,
+            }
+        )
+    return [*rows, {"device": device, "kernel": "all", **planned_megabytes(compiled)}]
+
+
+def schedule(text: str) -> tuple[int, dict[str, float]]:
+    """Bundles, and the share of each unit's places that they fill."""
+    lines = text.splitlines()
+    units, places = lines[1].split(", "), np.array(lines[2].split(), np.int64)
+    used = np.array([line.split() for line in lines[4:]], np.int64)
+    shares = used.sum(axis=0) / places / len(used)
+    return len(used), {unit: round(float(x), 3) for unit, x in zip(units, shares, strict=True)}
+
+
+def _kernel(path: Path) -> str:
+    """`gated_delta_forward` of `1795-gated_delta_forward.1-70-final...`."""
+    return re.sub(r"^\d+-|(\.\d+)?-\d+$", "", path.name.removesuffix(_SCHEDULE))
+
+
+def _call(options: Options) -> tuple[Callable[[Any], Any], Any]:
+    spec = next(spec for spec in _SPECS[options.op] if spec.name == options.size)
+    if options.op == "slot_add":
+        arrays = jax.eval_shape(lambda: slot_add_specs.sample(spec, jnp.float32))
+        return lambda arrays: add_logged(**arrays, backend="pallas"), arrays
+
+    def both(arrays: dict[str, jax.Array]) -> Any:
+        outputs, back = jax.vjp(
+            lambda arrays: chunk_gated_delta_rule(**arrays, backend="pallas"), arrays
+        )
+        return outputs, back(outputs)
+
+    dtype = jnp.dtype(options.dtype)
+    return both, jax.eval_shape(lambda: gated_delta_specs.sample(spec, dtype))
+
+
+def _kernels(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            yield equation
+        else:
+            for inner in jaxprs_in_params(equation.params):
+                yield from _kernels(inner)
+
+
+def _bytes(x: Any) -> int:
+    *outer, rows, columns = (1, 1, *x.aval.shape)
+    size = x.aval.dtype.itemsize
+    tile = _TILE[size]
+    return int(np.prod(outer)) * -(-rows // tile) * tile * -(-columns // 128) * 128 * size
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(Options, argv, description=__doc__)
+    with tempfile.TemporaryDirectory() as folder:
+        # The compiler reads it when it is loaded, so before the first device is asked for.
+        os.environ["LIBTPU_INIT_ARGS"] = _FLAGS.format(folder)
+        rows = [row for x in options.devices for row in measure(options, x, Path(folder))]
+    write_result({"jax": jax.__version__, "options": settings(options), "rows": rows}, options.out)
+
+
+if __name__ == "__main__":
+    main()

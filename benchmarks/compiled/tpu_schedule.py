@@ -50,6 +50,8 @@ class Options:
     """Dtype of queries, keys and values; rows of a table are float32."""
     devices: tuple[str, ...] = ("v5e", "v6e")
     """v5e, v5p, v6e, 7x."""
+    compile: bool = True
+    """False: programs and bytes alone, which needs no compiler."""
     out: Path | None = None
     """File for the JSON; None: print it."""
 
@@ -68,34 +70,25 @@ def measure(options: Options, device: str, folder: Path) -> list[dict[str, Any]]
       RuntimeError: the compiler wrote no schedule of a kernel.
     """
     call, arrays = _call(options)
-    sharding = SingleDeviceSharding(absent_device(device))
+    sharding = SingleDeviceSharding(absent_device(device)) if options.compile else None
     arrays = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arrays
     )
-    for old in folder.glob("*"):
-        old.unlink()
     with kernels_for(device):
         traced = jax.jit(call).trace(arrays)
+        rows = [{"device": device, **_sizes(x)} for x in _kernels(traced.jaxpr.jaxpr)]
+        if not options.compile:
+            return rows
+        for old in folder.glob("*"):
+            old.unlink()
         compiled = traced.lower().compile()
     written = {_kernel(path): path for path in sorted(folder.glob(f"*{_SCHEDULE}"))}
-    rows = []
-    for equation in _kernels(traced.jaxpr.jaxpr):
-        name = equation.params["name"]
-        if name not in written:
-            raise RuntimeError(f"the compiler wrote schedules of {[*written]}, not of {name}.")
-        bundles, used = schedule(written[name].read_text())
-        programs = int(np.prod(equation.params["grid_mapping"].grid))
-        rows.append(
-            {
-                "device": device,
-                "kernel": name,
-                "programs": programs,
-                "bundles": bundles,
-                "million_cycles": programs * bundles / 1e6,
-                "used": used,
-                "megabytes": sum(map(_bytes, (*equation.invars, *equation.outvars))) / 1e6,
-            }
-        )
+    for row in rows:
+        if row["kernel"] not in written:
+            raise RuntimeError(f"the compiler wrote schedules of {[*written]}, not of {row}.")
+        bundles, used = schedule(written[row["kernel"]].read_text())
+        cycles = row["programs"] * bundles / 1e6
+        row |= {"bundles": bundles, "million_cycles": cycles, "used": used}
     return [*rows, {"device": device, "kernel": "all", **planned_megabytes(compiled)}]
 
 
@@ -136,6 +129,15 @@ def _kernels(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
         else:
             for inner in jaxprs_in_params(equation.params):
                 yield from _kernels(inner)
+
+
+def _sizes(kernel: JaxprEqn) -> dict[str, Any]:
+    arrays = (*kernel.invars, *kernel.outvars)
+    return {
+        "kernel": kernel.params["name"],
+        "programs": int(np.prod(kernel.params["grid_mapping"].grid)),
+        "megabytes": sum(map(_bytes, arrays)) / 1e6,
+    }
 
 
 def _bytes(x: Any) -> int:

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from benchmarks.compiled import assembler, gated_delta, launches, traffic
+from benchmarks.compiled import assembler, gated_delta, launches, tpu_schedule, traffic
 from benchmarks.speed import models
 from tests.benchmarks.programs import result, run, run_apart
 
@@ -261,3 +261,49 @@ def test_bytes_of_the_gated_delta_rules_kernels_need_no_compiler(tmp_path):
     )
     with pytest.raises(ValueError, match="size='huge' is none of one_token"):
         gated_delta.Options(size="huge")
+
+
+SCHEDULE = """== CAPACTIY:
+MXU, VLOAD:FILL, VSTORE
+    4     3     1
+== UTILIZATION:
+4 0 0
+2 3 1
+0 0 1
+0 0 0
+"""
+
+
+def test_a_schedule_is_read_by_unit():
+    bundles, used = tpu_schedule.schedule(SCHEDULE)
+    assert bundles == 4
+    assert used == {"MXU": 0.375, "VLOAD:FILL": 0.25, "VSTORE": 0.5}
+
+
+def test_bytes_of_a_tpus_kernels_need_no_compiler(tmp_path):
+    out = tmp_path / "kernels.json"
+    run(
+        "benchmarks.compiled.tpu_schedule",
+        *("--size", "paper_widths", "--dtype", "float32", "--devices", "v5e", "v6e"),
+        *("--no-compile", "--out", out),
+    )
+    first, last, *others = result(out)["rows"]
+    assert [row["kernel"] for row in (first, last)] == [
+        "gated_delta_forward",
+        "gated_delta_backward",
+    ]
+    assert [row["device"] for row in others] == ["v6e", "v6e"]
+    chunks, heads, tile = 256 // 64, 8, 64 * 64 * 4 / 1e6
+    assert first["programs"] == chunks * 1  # All eight heads are one block.
+    # Tokens, memories and inverses without gaps; 0.05 MB of numbers per token and head.
+    tokens, memories = 4 * chunks * heads * tile, (chunks + 2) * heads * tile
+    assert 0 < first["megabytes"] - tokens - memories - chunks * heads * tile < 0.1
+    run(
+        "benchmarks.compiled.tpu_schedule",
+        *("--op", "slot_add", "--size", "paper", "--no-compile", "--out", out),
+    )
+    assert {row["kernel"] for row in result(out)["rows"]} == {"slot_add"}
+    with pytest.raises(ValueError, match="size='huge' is none of one_token"):
+        tpu_schedule.Options(size="huge")
+    with pytest.raises(ValueError, match=r"'h100'.* are none of v5e, v5p"):
+        tpu_schedule.Options(devices=("h100",))

@@ -75,6 +75,6 @@ def test_every_option_is_used_by_a_test(name):
 
 
 def test_all_programs_are_found():
-    assert len(PROGRAMS) == 30
+    assert len(PROGRAMS) == 31
     other = set(with_a_command("benchmarks")) - set(PROGRAMS)
     assert all(name.split(".")[-1].startswith(("peer_", "processes", "__main__")) for name in other)

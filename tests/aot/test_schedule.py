@@ -1,0 +1,21 @@
+"""The compiler for TPUs writes the schedules of kernels that are compiled for them."""
+
+import pytest
+
+from tests.aot.devices import absent_device
+from tests.benchmarks.programs import result, run_apart
+
+
+@pytest.mark.aot
+def test_the_gated_delta_rules_kernels_have_a_schedule_for_a_tpu(tmp_path):
+    absent_device("v5e")  # Skips where its compiler is not installed.
+    out = tmp_path / "kernels.json"
+    options = ("--size", "paper_widths", "--devices", "v5e", "--out", out)
+    run_apart("benchmarks.compiled.tpu_schedule", *options, JAX_PLATFORMS="cpu")
+    forward, backward, together = result(out)["rows"]
+    for row in (forward, backward):
+        assert row["million_cycles"] == row["programs"] * row["bundles"] / 1e6
+        # The unit for products is the busiest: heads side by side fill it.
+        assert max(row["used"], key=row["used"].get) == "MXU"
+        assert row["used"]["MXU"] > 0.8
+    assert together["temporary"] >= 0

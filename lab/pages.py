@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.first_light.tables import account_table, steps_table
+from benchmarks.first_light.tables import account_table, schedule_table, steps_table
 from benchmarks.options import parse
 from lab.archive import tables as archived
 from lab.comparison.mqar_tables import mqar_table, rates_table, recall_by_seed
@@ -104,6 +104,7 @@ TABLES: dict[str, Callable[[list[Line]], str]] = {
     "gates_by_step": shipped.gates_table,
     "steps": steps_table,
     "account": account_table,
+    "schedule": schedule_table,
     "fast_weight_layers": archived.fast_weight_layers,
     "users": archived.users,
     "rows": rows_table,

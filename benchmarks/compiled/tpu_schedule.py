@@ -76,7 +76,10 @@ def measure(options: Options, device: str, folder: Path) -> list[dict[str, Any]]
     )
     with kernels_for(device):
         traced = jax.jit(call).trace(arrays)
-        rows = [{"device": device, **_sizes(x)} for x in _kernels(traced.jaxpr.jaxpr)]
+        rows = [
+            {"device": device, "size": options.size, **_sizes(x)}
+            for x in _kernels(traced.jaxpr.jaxpr)
+        ]
         if not options.compile:
             return rows
         for old in folder.glob("*"):
@@ -89,7 +92,10 @@ def measure(options: Options, device: str, folder: Path) -> list[dict[str, Any]]
         bundles, used = schedule(written[row["kernel"]].read_text())
         cycles = row["programs"] * bundles / 1e6
         row |= {"bundles": bundles, "million_cycles": cycles, "used": used}
-    return [*rows, {"device": device, "kernel": "all", **planned_megabytes(compiled)}]
+    return [
+        *rows,
+        {"device": device, "size": options.size, "kernel": "all", **planned_megabytes(compiled)},
+    ]
 
 
 def schedule(text: str) -> tuple[int, dict[str, float]]:

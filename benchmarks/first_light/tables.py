@@ -53,6 +53,34 @@ def account_table(lines: Sequence[Line]) -> str:
     return _table([*head, "measured, ms", *(["before, ms"] if same_device else [])], rows)
 
 
+def schedule_table(lines: Sequence[Line]) -> str:
+    """The kernels of a TPU, of a schedule before a change, then of the one after it.
+
+    Raises:
+      ValueError: a kernel is not in two schedules.
+    """
+    found: dict[tuple[str, str, str], list[Line]] = {}
+    for line in lines:
+        if "bundles" in line:
+            found.setdefault((line["device"], line["size"], line["kernel"]), []).append(line)
+    if wrong := [of for of, both in found.items() if len(both) != 2]:
+        raise ValueError(f"{wrong} are not in two schedules.")
+    rows = [
+        [
+            device,
+            size,
+            f"`{kernel}`",
+            f"{new['million_cycles']:.1f} ({old['million_cycles']:.1f})",
+            f"{new['used']['MXU']:.2f} ({old['used']['MXU']:.2f})",
+            f"{new['megabytes']:,.0f} ({old['megabytes']:,.0f})",
+        ]
+        for (device, size, kernel), (old, new) in found.items()
+    ]
+    head = ["TPU", "size", "kernel", "million cycles (before)", "share of the unit for products"]
+    head[-1] += " (before)"
+    return _table([*head, "MB (before)"], rows)
+
+
 def _all(line: Line) -> Line:
     return {"class": "all", **line["total"]}
 

@@ -17,7 +17,7 @@ import pytest
 from benchmarks import processes
 from benchmarks.first_light import cases, correctness, sources, steps, suite, variants
 from benchmarks.first_light.files import read_lines
-from benchmarks.first_light.tables import account_table, steps_table
+from benchmarks.first_light.tables import account_table, schedule_table, steps_table
 from benchmarks.options import parse
 from benchmarks.speed import models
 from pallas_kernels import dispatch
@@ -520,3 +520,20 @@ def test_variants_that_were_not_timed_have_no_row():
     row |= {"samples_per_second": 127.24, "final_loss": 0.45882}
     *_, only = steps_table([row, {"model": "a", "variant": "both", "failed": "late"}]).splitlines()
     assert only == "| `a` | `all` | 62.88 | 1.50 | 127.2 | 0.4588 |"
+
+
+def test_a_table_has_a_kernels_schedule_beside_the_one_before():
+    def scheduled(cycles, used, megabytes, device="v5e"):
+        about = {"device": device, "size": "paper", "kernel": "walk", "bundles": 2}
+        return about | {
+            "million_cycles": cycles,
+            "used": {"MXU": used},
+            "megabytes": megabytes,
+        }
+
+    together = {"device": "v5e", "size": "paper", "kernel": "all", "peak": 3.0}
+    before, after = scheduled(10.04, 0.4, 1500.4), scheduled(3.7, 0.89, 300.0)
+    *_, row = schedule_table([before, together, after, together]).splitlines()
+    assert row == "| v5e | paper | `walk` | 3.7 (10.0) | 0.89 (0.40) | 300 (1,500) |"
+    with pytest.raises(ValueError, match=r"\('v6e', 'paper', 'walk'\)\] are not in two"):
+        schedule_table([before, after, scheduled(1.0, 0.5, 2.0, device="v6e")])

@@ -24,8 +24,8 @@ def test_copies_that_run_as_late_as_they_may_change_nothing(monkeypatch):
     # Rings and tiles small enough that a few tokens wrap them and a slot's run crosses tiles.
     monkeypatch.setattr(slot_read, "RING", 8)
     monkeypatch.setattr(slot_read, "TOKENS", 8)
-    monkeypatch.setattr(slot_add_tpu, "AHEAD", 4)
-    monkeypatch.setattr(slot_add_tpu, "TILE", 24)
+    monkeypatch.setattr(slot_add_tpu, "BLOCK", 8)
+    monkeypatch.setattr(slot_add_tpu, "CHUNK", 8)
     simulation = pltpu.InterpretParams(
         detect_races=True, dma_execution_mode="on_wait", uninitialized_memory="nan"
     )

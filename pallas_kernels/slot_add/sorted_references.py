@@ -54,7 +54,7 @@ def sorted_references(
     begins = jnp.concatenate([jnp.ones((1,), bool), group[1:] != group[:-1]])
     blocks = pl.cdiv(references, block)
     return SortedReferences(
-        tiled(groups.order // places * 2 + begins, chunk),
+        tiled(groups.order // places * 2 + begins.astype(jnp.int32), chunk),
         tiled(in_order(coefficients), chunk),
         tiled(jnp.clip(groups.slots, 0, num_slots - 1), block),
         jnp.concatenate([groups.starts[: blocks * block : block], groups.starts[-1:]]),

@@ -140,7 +140,7 @@ class _Kernel:
         of = _Scratch(*refs[self.with_old_rows :])
         resident, width = self.resident, rows.shape[1]
         chunks = pl.cdiv(self.references, CHUNK)
-        blocks = pl.cdiv(num_groups[0], BLOCK)
+        blocks = (num_groups[0] + BLOCK - 1) // BLOCK
 
         def distinct(b):
             return jnp.minimum(num_groups[0] - b * BLOCK, BLOCK)
@@ -241,8 +241,8 @@ class _Kernel:
                 last = jnp.minimum(end - c * CHUNK, CHUNK)
                 return _in_eights(offset + begin, offset + last, step, carry)
 
-            carry = jnp.zeros((1, width), jnp.float32), -1
-            jax.lax.fori_loop(first // CHUNK, pl.cdiv(end, CHUNK), of_chunk, carry)
+            carry = jnp.zeros((1, width), jnp.float32), jnp.int32(-1)
+            jax.lax.fori_loop(first // CHUNK, (end - 1) // CHUNK + 1, of_chunk, carry)
 
         def wait_out(b):
             if self.with_old_rows:

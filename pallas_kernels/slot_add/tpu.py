@@ -1,4 +1,4 @@
-"""TensorCore kernel: sums references in the order of their slots, 128 slots of the table at a time.
+"""TensorCore kernel: goes through blocks of distinct slots, sums rows and copies the sums back.
 
 References are sorted by slot. One core takes one block of distinct slots after the other and sums
 the references of each slot in a register. Meanwhile the table's rows of the next block are copied
@@ -6,8 +6,8 @@ in, and the changed rows of earlier blocks are copied back. A semaphore counts t
 copies of a block, so no copy is waited for by itself. A slot that is read very often costs no more
 per reference than others.
 
-The kernel is bound by the scalar unit, which computes the addresses of single rows. For this reason
-positions are split into eights and a rest: the addresses inside eights differ by constants.
+The scalar unit, which computes the addresses of single rows, bounds the kernel. For this reason
+loops over rows are unrolled: the addresses of eight rows in a tile differ by constants.
 """
 
 import math
@@ -28,8 +28,8 @@ BLOCK = 128
 CHUNK = 512
 """References whose scalars are copied to scalar memory together; a power of 2, at least 8."""
 RESIDENT = 2**24
-"""Largest size in bytes of the tokens' rows that are kept in VMEM during the call. Larger arrays
-stay in HBM, and the row of each reference is copied by itself."""
+"""Largest size in bytes of the tokens' rows that are in VMEM during the call. Larger arrays stay in
+HBM, and the row of each reference is copied by itself."""
 SUBLANES = 8
 """Rows of a tile in VMEM."""
 
@@ -43,7 +43,7 @@ class _Scratch(NamedTuple):
     """Of this chunk of references and of the next two."""
     coefficients: Any
     rows: Any
-    """Tokens' rows: all of them, or one for each reference of this chunk and of the next."""
+    """A token's row for each reference of this chunk and of the next; None if all are in VMEM."""
     table_in: Any
     """Rows of the table: those of this block, the next block's, and the last one's, which are being
     logged."""
@@ -81,24 +81,26 @@ def add(
         slots=pltpu.SMEM((3 * BLOCK,), jnp.int32),
         steps=pltpu.SMEM((3 * CHUNK,), jnp.int32),
         coefficients=pltpu.SMEM((3 * CHUNK,), jnp.float32),
-        rows=pltpu.VMEM(rows.shape if resident else (2, *chunk_rows), jnp.float32),
+        rows=None if resident else pltpu.VMEM((2, *chunk_rows), jnp.float32),
         table_in=pltpu.VMEM((3, *block_rows), jnp.float32),
         sums=pltpu.VMEM((BLOCK, width), jnp.float32),
         changed=pltpu.VMEM((2, *block_rows), jnp.float32),
         slots_sem=semaphores((3,)),
         scalars_sem=semaphores((3,)),
-        rows_sem=semaphores((2,)),
+        rows_sem=None if resident else semaphores((2,)),
         in_sem=semaphores((3,)),
         out_sem=semaphores((2,)),
         log_sem=semaphores((3,)),
     )
-    buffers = scratch.rows, scratch.table_in, scratch.sums, scratch.changed
+    buffers = rows if resident else scratch.rows, scratch.table_in, scratch.sums, scratch.changed
     in_vmem = sum(4 * math.prod(x.shape) for x in buffers)
     outputs = pl.pallas_call(
         _Kernel(references, resident, with_old_rows),
         in_specs=[
             *[pl.BlockSpec(memory_space=pltpu.SMEM)] * 2,
-            *[pl.BlockSpec(memory_space=pltpu.HBM)] * 5,
+            *[pl.BlockSpec(memory_space=pltpu.HBM)] * 3,
+            pl.BlockSpec(memory_space=pltpu.VMEM if resident else pltpu.HBM),
+            pl.BlockSpec(memory_space=pltpu.HBM),
         ],
         out_specs=[pl.BlockSpec(memory_space=pltpu.HBM)] * (1 + with_old_rows),
         out_shape=[
@@ -109,8 +111,8 @@ def add(
         input_output_aliases={6: 0},
         compiler_params=pltpu.CompilerParams(
             vmem_limit_bytes=in_vmem + 2**21,
-            # Checks of every copy's two addresses take longer than the copies' starts. `slots` and
-            # `steps` lie inside their arrays, see `sorted_references`.
+            # Checks of every copy's two addresses would take longer than all else. The slots and
+            # tokens of `sorted_references` lie inside their arrays.
             disable_bounds_checks=True,
         ),
         interpret=dispatch.interpreted(),
@@ -227,7 +229,7 @@ class _Kernel:
                     total, run = carry
                     token, begins = of.steps[j] >> 1, of.steps[j] & 1
                     if resident:
-                        row = of.rows[pl.ds(token, 1)]
+                        row = rows[pl.ds(token, 1)]
                     else:
                         i = j - offset
                         row = of.rows[c % 2, i >> 3, pl.ds(i & 7, 1)]
@@ -253,17 +255,12 @@ class _Kernel:
         _start(scalar_copies(0))
         if chunks > 1:
             _start(scalar_copies(1))
-        all_rows = pltpu.make_async_copy(rows, of.rows, of.rows_sem.at[0]) if resident else None
-        if all_rows is not None:
-            all_rows.start()
         slots_copy(0).wait()
         pl.when(blocks > 1)(lambda: slots_copy(1).start())
         start_in(0)
         _wait(scalar_copies(0))
-        if all_rows is None:
+        if not resident:
             start_rows(0)
-        else:
-            all_rows.wait()
 
         @pl.loop(0, blocks)
         def _(b):

@@ -74,6 +74,9 @@ def test_a_nan_of_one_token_changes_only_the_slots_that_it_reads(resident):
 
 def test_neither_the_sizes_of_chunks_and_blocks_nor_a_log_change_a_bit():
     arrays = arrays_with(RUNS["long and short"])
+    # Powers of 2, because a CPU rounds a product and its sum once or twice, as it likes.
+    powers = jnp.exp2(jnp.round(arrays["coefficients"]))
+    arrays["coefficients"] = jnp.copysign(powers, arrays["coefficients"])
     values, _ = compiled()(**arrays)
     others, nothing = compiled(chunk=8, block=16, with_old_rows=False)(**arrays)
     assert nothing is None

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled import gated_delta
-from benchmarks.compiled.absent_devices import DEVICES, kernel_of, kernels_for
+from benchmarks.compiled.absent_devices import DEVICES, TPUS, kernel_of, kernels_for
 from benchmarks.compiled.assembler import assembled
 from fwpkm_jax.core.slots.keys.addressing import best_sub_keys
 from fwpkm_jax.core.slots.keys.scan import key_scan
@@ -17,6 +17,7 @@ from fwpkm_jax.core.slots.write import KeyWrite
 from pallas_kernels.key_scan.api import loops_of
 from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.product_top_k.api import WIDEST_HALF
+from pallas_kernels.slot_add.tpu import RESIDENT
 from tests.aot.devices import absent_device
 from tests.kernels.entry import entries
 
@@ -67,6 +68,17 @@ def test_kernels_compile_ahead_of_time(entry, spec, direction, device):
         compiled = traced.lower().compile()
     assert CUSTOM_CALL[kernel] in compiled.as_text()
     assert compiled.memory_analysis().output_size_in_bytes > 0
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("device", TPUS)
+def test_slot_add_compiles_if_the_rows_of_all_tokens_do_not_fit_vmem(device):
+    entry = next(entry for entry in entries() if entry.op == "slot_add")
+    spec = next(spec for spec in entry.specs if spec.name == "chunk")
+    spec = dataclasses.replace(spec, tokens=RESIDENT // (4 * spec.value) + 1)
+    arrays = abstract(entry, spec, SingleDeviceSharding(absent_device(device)))
+    with kernels_for(device):
+        jax.jit(lambda x: entry.outputs(spec, "pallas", x)).trace(arrays).lower().compile()
 
 
 @pytest.mark.aot

@@ -17,19 +17,18 @@ from pallas_kernels.slot_read.specs import sample as sample_read
 from tests.kernels.entry import equal_or_close
 
 SPEC = RowSpec(name="copies", tokens=20, places=2, slots=9)
+MANY_SLOTS = RowSpec(name="many_slots", tokens=35, places=2, slots=50)
+SIMULATION = pltpu.InterpretParams(
+    detect_races=True, dma_execution_mode="on_wait", uninitialized_memory="nan"
+)
 
 
 @pytest.mark.thorough
-def test_copies_that_run_as_late_as_they_may_change_nothing(monkeypatch):
-    # Rings and tiles small enough that a few tokens wrap them and a slot's run crosses tiles.
+def test_copies_of_reads_that_run_as_late_as_they_may_change_nothing(monkeypatch):
+    # Rings and tiles small enough that a few tokens wrap them.
     monkeypatch.setattr(slot_read, "RING", 8)
     monkeypatch.setattr(slot_read, "TOKENS", 8)
-    monkeypatch.setattr(slot_add_tpu, "AHEAD", 4)
-    monkeypatch.setattr(slot_add_tpu, "TILE", 24)
-    simulation = pltpu.InterpretParams(
-        detect_races=True, dma_execution_mode="on_wait", uninitialized_memory="nan"
-    )
-    monkeypatch.setattr(dispatch, "interpreted", lambda: simulation)
+    monkeypatch.setattr(dispatch, "interpreted", lambda: SIMULATION)
 
     reads = sample_read(SPEC, jnp.float32)
     actual = slot_read.read(*reads.values())
@@ -42,10 +41,21 @@ def test_copies_that_run_as_late_as_they_may_change_nothing(monkeypatch):
     expected = np.einsum("tpv,tv->tp", rows, np.asarray(reads["target"]))
     equal_or_close(dots, expected, ratio=1e-6)
 
-    adds = sample(SPEC, jnp.float32)
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("resident", [slot_add_tpu.RESIDENT, 0], ids=["in_vmem", "in_hbm"])
+def test_copies_of_additions_that_run_as_late_as_they_may_change_nothing(monkeypatch, resident):
+    # So many chunks and blocks that each buffer is used again.
+    monkeypatch.setattr(slot_add_tpu, "BLOCK", 8)
+    monkeypatch.setattr(slot_add_tpu, "CHUNK", 8)
+    monkeypatch.setattr(slot_add_tpu, "RESIDENT", resident)
+    monkeypatch.setattr(dispatch, "interpreted", lambda: SIMULATION)
+
+    adds = sample(MANY_SLOTS, jnp.float32)
+    distinct = int(adds["groups"].num_groups)
+    assert distinct > 4 * 8
     values, old_rows = slot_add_tpu.add(**adds, with_old_rows=True)
     assert not interpret_pallas_call.races.races_found
     equal_or_close(values, expected_add(**adds), ratio=1e-6)
-    distinct = int(adds["groups"].num_groups)
     before = jnp.take(adds["values"], adds["groups"].slots[:distinct], axis=0)
     np.testing.assert_array_equal(old_rows[:distinct], before)

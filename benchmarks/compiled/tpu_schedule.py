@@ -5,8 +5,9 @@
 The kernels are compiled for TPUs, which needs their compiler (docs/howto/compile_ahead.md) but no
 TPU. It writes the schedule of every kernel down: bundles of instructions, of which a core starts
 one per cycle at best, and the share of each unit's places that they fill. Cycles are bundles times
-programs of the grid, so a bound from below, of kernels without loops inside. Bytes are those of
-operands and results with the last two axes filled up to whole tiles, as a TPU stores them.
+programs of the grid, so a bound from below. They take loops inside a program for one round; for
+these the bundles of the innermost loops are given too. Bytes are those of operands and results with
+the last two axes filled up to whole tiles, as a TPU stores them.
 """
 
 import os
@@ -33,6 +34,10 @@ from pallas_kernels.slot_add.api import add_logged
 
 _SPECS = {"gated_delta": gated_delta_specs.SPECS, "slot_add": slot_add_specs.SPECS}
 _SCHEDULE = "-final_hlo-static-per-bundle-utilization.txt"
+_BUNDLES = "-final_bundles.txt"
+_BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s+(LB)?.*?: .*$", re.MULTILINE)
+_DELAY = 4
+"""Bundles behind a branch that a core still starts."""
 _FLAGS = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true"
 _TILE = {4: 8, 2: 16, 1: 32}
 """Rows of a tile of 128 lanes, by bytes of a number."""
@@ -85,13 +90,15 @@ def measure(options: Options, device: str, folder: Path) -> list[dict[str, Any]]
         for old in folder.glob("*"):
             old.unlink()
         compiled = traced.lower().compile()
-    written = {_kernel(path): path for path in sorted(folder.glob(f"*{_SCHEDULE}"))}
     for row in rows:
-        if row["kernel"] not in written:
-            raise RuntimeError(f"the compiler wrote schedules of {[*written]}, not of {row}.")
-        bundles, used = schedule(written[row["kernel"]].read_text())
-        cycles = row["programs"] * bundles / 1e6
-        row |= {"bundles": bundles, "million_cycles": cycles, "used": used}
+        try:
+            of_kernel = (_written(folder, row["kernel"], kind) for kind in (_SCHEDULE, _BUNDLES))
+            used, code = (path.read_text() for path in of_kernel)
+        except FileNotFoundError as error:
+            raise RuntimeError(f"the compiler wrote no schedule of {row['kernel']}.") from error
+        row["bundles"], row["used"] = schedule(used)
+        row["million_cycles"] = row["programs"] * row["bundles"] / 1e6
+        row["loops"] = loops(code)
     return [
         *rows,
         {"device": device, "size": options.size, "kernel": "all", **planned_megabytes(compiled)},
@@ -107,9 +114,31 @@ def schedule(text: str) -> tuple[int, dict[str, float]]:
     return len(used), {unit: round(float(x), 3) for unit, x in zip(units, shares, strict=True)}
 
 
-def _kernel(path: Path) -> str:
-    """`gated_delta_forward` of `1795-gated_delta_forward.1-70-final...`."""
-    return re.sub(r"^\d+-|(\.\d+)?-\d+$", "", path.name.removesuffix(_SCHEDULE))
+def loops(text: str) -> list[int]:
+    """Bundles of each innermost loop, in the order of the code."""
+    starts: dict[str, int] = {}
+    found: list[tuple[int, int]] = []
+    for bundle in _BUNDLE.finditer(text):
+        address = int(bundle[1], 16)
+        if bundle[2]:  # A loop's body begins here.
+            starts |= dict.fromkeys(re.findall(r"Start region (\d+)", bundle[0]), address)
+        for region in re.findall(r"sbr\.rel \([^)]*\) target = \$region(\d+)", bundle[0]):
+            if region in starts:
+                found.append((starts[region], address + _DELAY))
+    return [
+        end - start + 1
+        for start, end in sorted(found)
+        if not any(start < other <= end for other, _ in found)
+    ]
+
+
+def _written(folder: Path, kernel: str, kind: str) -> Path:
+    """The file of `1795-gated_delta_forward.1-70-final_bundles.txt` and the like."""
+    named = re.compile(rf"\d+-{kernel}(\.\d+)?-\d+{re.escape(kind)}")
+    for path in sorted(folder.iterdir()):
+        if named.fullmatch(path.name):
+            return path
+    raise FileNotFoundError(kind)
 
 
 def _call(options: Options) -> tuple[Callable[[Any], Any], Any]:

@@ -19,3 +19,15 @@ def test_the_gated_delta_rules_kernels_have_a_schedule_for_a_tpu(tmp_path):
         assert max(row["used"], key=row["used"].get) == "MXU"
         assert row["used"]["MXU"] > 0.8
     assert together["temporary"] >= 0
+
+
+@pytest.mark.aot
+def test_a_kernel_with_loops_has_the_bundles_of_the_innermost(tmp_path):
+    absent_device("v5e")
+    out = tmp_path / "kernels.json"
+    options = ("--op", "slot_add", "--size", "chunk", "--devices", "v5e", "--out", out)
+    run_apart("benchmarks.compiled.tpu_schedule", *options, JAX_PLATFORMS="cpu")
+    kernel, _ = result(out)["rows"]
+    # Eight rows at a time are copied in, summed and copied back, then those that are left over.
+    assert len(kernel["loops"]) > 4
+    assert all(0 < loop < kernel["bundles"] / 4 for loop in kernel["loops"])

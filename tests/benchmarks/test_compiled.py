@@ -280,6 +280,23 @@ def test_a_schedule_is_read_by_unit():
     assert used == {"MXU": 0.375, "VLOAD:FILL": 0.25, "VSTORE": 0.5}
 
 
+BUNDLES = """LH: loop header
+     0x7   :  { %15 = vsyncpa 0 } /* Start region 9 */
+     0x10 LB: > { %s1 = smov 0 } /* Start region 50 :: Start region 51 */
+     0x12 LB: >> { %s2 = smov 0 } /* Start region 60 */
+     0x14   : >> { %1 = sbr.rel (!%p1) target = $region60 }
+     0x18   : >> { %s3 = smov 0 }
+     0x20   : > { %2 = sbr.rel (%p2) target = $region51 }
+     0x30   :  { %3 = sbr.rel (%p3) target = $region77 }
+"""
+
+
+def test_the_innermost_loops_of_a_kernel_are_found():
+    assert tpu_schedule.loops(BUNDLES) == [0x14 + 4 - 0x12 + 1]
+    assert tpu_schedule.loops(BUNDLES.replace("$region60", "$region77")) == [0x20 + 4 - 0x10 + 1]
+    assert not tpu_schedule.loops(SCHEDULE)
+
+
 def test_bytes_of_a_tpus_kernels_need_no_compiler(tmp_path):
     out = tmp_path / "kernels.json"
     run(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fwpkm_jax.run import load_run
 from lab.study.lookup import texts
 from lab.study.lookup.evaluation import scores_of
 from lab.study.lookup.neighbours import NearestNeighbours
@@ -142,6 +143,7 @@ def test_runs_of_each_kind_are_trained_asked_and_passed_over(tmp_path):
         *("--data", tmp_path, "--runs-dir", tmp_path / "runs", "--out", out),
     )
     runs = ("fwpkm:4:0", "attention:spans:1", "matrix:1:0", "ungated:1:0")
+    runs += ("pkm_above:1:0", "pkm_below:1:0")
     assert run("lab.study.lookup.__main__", "--runs", *runs, *options) == 0
     lines = result_lines(out)
     ways = [(line["kind"], line["words"], line["way"]) for line in lines]
@@ -152,7 +154,19 @@ def test_runs_of_each_kind_are_trained_asked_and_passed_over(tmp_path):
         *(("matrix", words, "read") for words in ("held out", "trained")),
         *(("ungated", "held out", way) for way in FWPKM_WAYS if not way.endswith("gates open")),
         ("ungated", "trained", "written"),
+        *(
+            (kind, words, way)
+            for kind in ("pkm_above", "pkm_below")
+            for words, ways in (("held out", FWPKM_WAYS), ("trained", ("written",)))
+            for way in ways
+        ),
     ]
+    for place, layer in (("above", 2), ("below", 1)):
+        config = load_run(tmp_path / "runs" / f"pkm_{place}_1_1_seed0").model.config
+        assert (config.memory_layers, config.pkm_layers) == ((2,), (layer,))
+        rule = config.fast_weight.rule
+        table = (config.pkm.num_subkeys, config.pkm.value_dim)
+        assert table == (rule.num_subkeys, rule.value_dim)
     for line in lines:
         assert np.shape(line["by_book"]) == (2, 4)
         assert np.shape(line["by_sentence"]) == (2, 4)

@@ -184,6 +184,22 @@ def test_first_digits_in_new_words_are_over_books_and_sentences_alike():
     assert np.mean(list(links.values())) == pytest.approx(found.mean, abs=1e-4)
 
 
+@pytest.mark.parametrize(("recipe", "said"), [("1", "one sentence"), ("64", "64 sentences")])
+def test_a_pkm_above_is_said_with_what_its_lines_found(recipe, said):
+    own = [
+        x for x in lines("lookup_cpu.jsonl") if (x["kind"], x["recipe"]) == ("pkm_above", recipe)
+    ]
+    found = {x["way"]: x for x in own if x["words"] == "held out"}
+    written, opened = (
+        np.array(found[way]["by_book"])[:, 0].mean()
+        for way in ("written", "neighbours, gates open")
+    )
+    shown = f"{said}: {written:.2f}, exact neighbours with open gates {opened:.2f}"
+    assert shown in lookup.answer()
+    (row,) = (x for x in lookup.notes().splitlines() if x.startswith(f"| FwPKM, PKM above, {said}"))
+    assert row.endswith(", ".join(f"{x:.2f}" for x in found["written"]["gates"]) + " |")
+
+
 def test_every_objection_is_settled_by_lines_that_it_names():
     found = objections.rows()
     assert len(found) == 9

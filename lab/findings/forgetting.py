@@ -254,16 +254,16 @@ def _unread() -> str:
     needles = unread()
     most, others = plain.largest
 
-    def gains(of: Unread) -> str:
-        return f"{of.read.mean():+.4f} and {of.never.mean():+.4f}"
+    def brief(of: Unread) -> str:
+        return f"{of.read.mean():+.4f} and {of.never.mean():+.4f}, difference {of.difference:+.4f}"
 
     return (
         f"- Domains left unread, each once: {models(plain.trainings)} of plain text, trained again,"
         f" gain {plain.read.mean():+.4f} nats with the plain write on a domain just read, and"
         f" {plain.never.mean():+.4f} on the unread one at the same moments, which is what reading"
         f" any text gives. {difference(plain)} (without {most} {others:+.4f}). Hardening 1 with six"
-        f" inner steps, {models(hardened.trainings)}: {gains(hardened)}. One model trained with"
-        f" needles, from open gates: {gains(needles)}. {difference(needles)}."
+        f" inner steps, {models(hardened.trainings)}: {brief(hardened)}. One model trained with"
+        f" needles, from open gates: {brief(needles)}."
     )
 
 

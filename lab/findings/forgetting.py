@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,6 +16,7 @@ from lab.findings.stored import (
     document_of,
     lines_of,
     markdown,
+    over_books_and_seeds,
     over_seeds,
     share_over_seeds,
 )
@@ -27,6 +29,8 @@ FILES = {
 """Lines by trainings; "again" is one from open gates that was trained once more."""
 UNREAD = "retention_unread_cpu.jsonl"
 """Orders of domains of that one, each without another domain."""
+UNREAD_PLAIN_TEXT = "retention_unread_plain_text_cpu.jsonl"
+"""The same of models of plain text."""
 PLAIN, STILL, RELOCATED = "plain", "keys still", "keys still, relocation 1"
 SMALL = "keys still, relocation 1, replay 512, 4 inner steps"
 LARGE = "keys still, relocation 1, replay 2048, 4 inner steps"
@@ -94,13 +98,55 @@ def domains(method: str) -> tuple[Estimate, Estimate]:
     return Estimate(-gain.mean, -gain.high, -gain.low), over("forgetting")
 
 
-def unread() -> tuple[float, float, Estimate]:
-    """Gain in nats of domains just read, of the unread one at the same moments, and the difference.
+class Unread(NamedTuple):
+    """Gains in nats on domains that a memory read and on those that it did not.
 
-    In each order another domain is left out. The difference is over the domains: what each gains
-    where it is read, over its orders, less what it gains where it is not.
+    Attributes:
+      domains: their names.
+      read: `[trainings, domains]`, of a domain just read, over the orders that have it.
+      never: of a domain left unread, at the moments at which another was just read.
     """
-    changes = [line["change"] for line in lines_of(UNREAD)]
+
+    domains: tuple[str, ...]
+    read: np.ndarray
+    never: np.ndarray
+
+    @property
+    def trainings(self) -> int:
+        """How many models there are."""
+        return len(self.read)
+
+    @property
+    def difference(self) -> Estimate:
+        """With an interval over the domains, and over trainings if there are several."""
+        found = self.read - self.never
+        return over_books_and_seeds(found) if len(found) > 1 else over_seeds(found[0])
+
+    @property
+    def higher(self) -> int:
+        """Pairs of domain and training that gain more where the domain is read."""
+        return int((self.read > self.never).sum())
+
+    @property
+    def largest(self) -> tuple[str, float]:
+        """The domain that gains most by being read, and the mean difference of the others."""
+        of_domain = (self.read - self.never).mean(axis=0)
+        most = int(of_domain.argmax())
+        return self.domains[most], float(np.delete(of_domain, most).mean())
+
+
+def unread(name: str = UNREAD, method: str = PLAIN) -> Unread:
+    """Gains of each domain, of lines whose orders leave another domain out each."""
+    lines = [line for line in lines_of(name) if line["method"] == method]
+    domains = sorted({one for line in lines for one in line["change"]["unread"]})
+    trainings = sorted({line["run"] for line in lines})
+    of = [_gains([x["change"] for x in lines if x["run"] == run], domains) for run in trainings]
+    read, never = np.array(of).swapaxes(0, 1)
+    return Unread(tuple(domains), read, never)
+
+
+def _gains(changes: Sequence[Line], domains: Sequence[str]) -> tuple[list[float], list[float]]:
+    """Mean gains of one training on each domain where it is read, and where it is not."""
     read: dict[str, list[float]] = {}
     never: dict[str, list[float]] = {}
     for change in changes:
@@ -108,10 +154,8 @@ def unread() -> tuple[float, float, Estimate]:
             read.setdefault(domain, []).append(-mean)
         for domain, moments in zip(change["unread"], change["unread_changes"], strict=True):
             never.setdefault(domain, []).extend(-mean for mean, *_ in moments)
-    names = sorted(never)
-    with_reading, without = ([float(np.mean(x[y])) for y in names] for x in (read, never))
-    difference = over_seeds(np.subtract(with_reading, without))
-    return float(np.mean(with_reading)), float(np.mean(without)), difference
+    with_reading, without = ([float(np.mean(x[y])) for y in domains] for x in (read, never))
+    return with_reading, without
 
 
 def _means(domains: Sequence[Sequence[float]]) -> float:
@@ -182,7 +226,6 @@ def notes() -> str:
         return f"{minus_plain(gates, method, moment):+.2f}"
 
     plain, hardened = domains(PLAIN), domains(HARDENED)
-    read, never, difference = unread()
     return "\n".join(
         [
             "- Minus the plain write, over the three trainings: with gates that start open"
@@ -195,11 +238,7 @@ def notes() -> str:
             f" {plain[0]:.4f} nats on a domain that others follow and loses {plain[1]:.4f} of it;"
             f" hardening 1 with six inner steps gains {hardened[0]:.4f} and loses"
             f" {hardened[1]:.4f}.",
-            "- Domains left unread (one other model, trained with needles, gates start open; each"
-            f" domain left out once): the plain write gains {read:+.4f} nats on a domain just read"
-            f" and {never:+.4f} on the unread one at the same moments. The difference"
-            f" over the domains, {difference:+.4f}, is too uncertain to show adaptation. The models"
-            " of plain text have no such control, so a part of their gain may be no adaptation.",
+            _unread(),
             "- Text costs little: minus the plain write, the write with replay of 512 changes the"
             f" loss of unseen books by {text_cost('half', SMALL):+.4f} nats per byte. Hardened"
             f" slots cost models of plain text {text_cost('plain text', HARDENED):+.4f}.",
@@ -208,6 +247,43 @@ def notes() -> str:
             f" leaves {_range(in_frozen_backbone())} of the facts after 30 conversations.",
         ]
     )
+
+
+def _unread() -> str:
+    plain, hardened = (unread(UNREAD_PLAIN_TEXT, method) for method in (PLAIN, HARDENED))
+    needles = unread()
+    most, others = plain.largest
+
+    def brief(of: Unread) -> str:
+        return f"{of.read.mean():+.4f} and {of.never.mean():+.4f}, difference {of.difference:+.4f}"
+
+    return (
+        f"- Domains left unread, each once: {models(plain.trainings)} of plain text, trained again,"
+        f" gain {plain.read.mean():+.4f} nats with the plain write on a domain just read, and"
+        f" {plain.never.mean():+.4f} on the unread one at the same moments, which is what reading"
+        f" any text gives. {difference(plain)} (without {most} {others:+.4f}). Hardening 1 with six"
+        f" inner steps, {models(hardened.trainings)}: {brief(hardened)}. One model trained with"
+        f" needles, from open gates: {brief(needles)}."
+    )
+
+
+def difference(of: Unread) -> str:
+    """What a domain gains by being read, beyond what others give it, and what this shows."""
+    if of.difference.low > 0:
+        shown = "shows adaptation to the domain that is read"
+    elif of.higher == of.read.size:
+        shown = "points to adaptation, of an uncertain size in other domains"
+    else:
+        shown = "is no more than noise"
+    return (
+        f"The difference, {of.difference:+.4f}, above zero in {of.higher} of {of.read.size} pairs"
+        f" of domain and training, {shown}"
+    )
+
+
+def models(number: int) -> str:
+    """How many models, in words where there is one."""
+    return "one model" if number == 1 else f"{number} models"
 
 
 def _neighbours() -> str:

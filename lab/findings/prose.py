@@ -445,7 +445,8 @@ SET: dict[str, tuple[str, ...]] = {
         "could carry a key over 77 bytes",
         "0.6M weights, 128 wide, 400 steps of eight rows of 512 bytes",
         "whose link has 4 bytes",
-        "takes 5 CPU minutes to train",
+        "A model with FwPKM takes 5 CPU minutes to train, full attention and the matrix 11 to 14",
+        "a slow memory (PKM) of 64 x 64 slots",
     ),
     "real_size.md": (
         "a model of 24 million slow weights",

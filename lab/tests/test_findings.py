@@ -102,19 +102,37 @@ def test_what_is_lost_of_domains_is_over_the_domains_that_the_gain_is_over():
     )
 
 
-def test_each_domain_is_left_unread_once_in_every_order():
-    changes = [x["change"] for x in lines("retention_unread_cpu.jsonl")]
-    orders = {
-        line["order"].partition(" without ")[0] for line in lines("retention_unread_cpu.jsonl")
-    }
-    left_out = [name for change in changes for name in change["unread"]]
-    assert sorted(left_out) == sorted(DOMAINS * len(orders))
-    read, never, difference = forgetting.unread()
+@pytest.mark.parametrize("name", [forgetting.UNREAD, forgetting.UNREAD_PLAIN_TEXT])
+def test_each_domain_is_left_unread_once_in_every_training(name):
+    own = [x for x in lines(name) if x["method"] == "plain"]
+    trainings = {x["run"] for x in own}
+    for training in trainings:
+        left_out = [x["change"]["unread"] for x in own if x["run"] == training]
+        assert sorted(left_out) == sorted([domain] for domain in DOMAINS)
+    found = forgetting.unread(name)
+    assert found.trainings == len(trainings)
     # As many domains are read in each line, and as many moments follow.
-    assert read == pytest.approx(-np.mean([np.array(x["own"])[:, 0] for x in changes]))
+    changes = [x["change"] for x in own]
+    gains = -np.mean([np.array(x["own"])[:, 0] for x in changes])
     moments = [np.array(x["unread_changes"])[0, :, 0] for x in changes]
-    assert never == pytest.approx(-np.mean(moments))
-    assert difference.mean == pytest.approx(read - never)
+    assert found.read.mean() == pytest.approx(gains)
+    assert found.never.mean() == pytest.approx(-np.mean(moments))
+    assert found.difference.mean == pytest.approx(gains + np.mean(moments))
+
+
+def test_what_a_control_shows_depends_on_its_interval_and_on_its_signs():
+    def control(*differences):
+        one = np.array([differences])
+        return forgetting.Unread(tuple("abc"), one, np.zeros_like(one))
+
+    assert control(1, 9, 2).largest == ("b", 1.5)
+    said = {
+        (2, 3, 4): "above zero in 3 of 3 pairs of domain and training, shows adaptation",
+        (1, 2, 9): "above zero in 3 of 3 pairs of domain and training, points to adaptation",
+        (-1, 2, 9): "above zero in 2 of 3 pairs of domain and training, is no more than noise",
+    }
+    for differences, words in said.items():
+        assert words in forgetting.difference(control(*differences))
 
 
 def test_bytes_per_pair_are_the_state_over_the_most_pairs_answered():
@@ -166,14 +184,29 @@ def test_first_digits_in_new_words_are_over_books_and_sentences_alike():
     assert np.mean(list(links.values())) == pytest.approx(found.mean, abs=1e-4)
 
 
-def test_every_objection_names_its_lines_or_stays_open():
+@pytest.mark.parametrize(("recipe", "said"), [("1", "one sentence"), ("64", "64 sentences")])
+def test_a_pkm_above_is_said_with_what_its_lines_found(recipe, said):
+    own = [
+        x for x in lines("lookup_cpu.jsonl") if (x["kind"], x["recipe"]) == ("pkm_above", recipe)
+    ]
+    found = {x["way"]: x for x in own if x["words"] == "held out"}
+    written, opened = (
+        np.array(found[way]["by_book"])[:, 0].mean()
+        for way in ("written", "neighbours, gates open")
+    )
+    shown = f"{said}: {written:.2f}, exact neighbours with open gates {opened:.2f}"
+    assert shown in lookup.answer()
+    (row,) = (x for x in lookup.notes().splitlines() if x.startswith(f"| FwPKM, PKM above, {said}"))
+    assert row.endswith(", ".join(f"{x:.2f}" for x in found["written"]["gates"]) + " |")
+
+
+def test_every_objection_is_settled_by_lines_that_it_names():
     found = objections.rows()
     assert len(found) == 9
     for _, said, where, state in found:
-        files = [name.strip("` ") for name in where.split(",")]
-        assert (where == "-") <= (state == objections.LEFT)
-        for name in files:
-            assert name == "-" or (stored.ROOT / name).is_dir() or stored.path_of(name).is_file()
+        for name in (name.strip("` ") for name in where.split(",")):
+            assert (stored.ROOT / name).is_dir() or stored.path_of(name).is_file()
+        assert state == objections.SETTLED
         assert said
 
 

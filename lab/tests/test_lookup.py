@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fwpkm_jax.run import load_run
 from lab.study.lookup import texts
 from lab.study.lookup.evaluation import scores_of
 from lab.study.lookup.neighbours import NearestNeighbours
@@ -141,7 +142,7 @@ def test_runs_of_each_kind_are_trained_asked_and_passed_over(tmp_path):
         *("--steps", 1, "--sentences", 2, "--extra", *small),
         *("--data", tmp_path, "--runs-dir", tmp_path / "runs", "--out", out),
     )
-    runs = ("fwpkm:4:0", "attention:spans:1", "matrix:1:0", "ungated:1:0")
+    runs = ("fwpkm:4:0", "attention:spans:1", "matrix:1:0", "ungated:1:0", "pkm_above:1:0")
     assert run("lab.study.lookup.__main__", "--runs", *runs, *options) == 0
     lines = result_lines(out)
     ways = [(line["kind"], line["words"], line["way"]) for line in lines]
@@ -152,7 +153,13 @@ def test_runs_of_each_kind_are_trained_asked_and_passed_over(tmp_path):
         *(("matrix", words, "read") for words in ("held out", "trained")),
         *(("ungated", "held out", way) for way in FWPKM_WAYS if not way.endswith("gates open")),
         ("ungated", "trained", "written"),
+        *(("pkm_above", "held out", way) for way in FWPKM_WAYS),
+        ("pkm_above", "trained", "written"),
     ]
+    config = load_run(tmp_path / "runs" / "pkm_above_1_1_seed0").model.config
+    assert (config.memory_layers, config.pkm_layers) == ((2,), (2,))
+    rule = config.fast_weight.rule
+    assert (config.pkm.num_subkeys, config.pkm.value_dim) == (rule.num_subkeys, rule.value_dim)
     for line in lines:
         assert np.shape(line["by_book"]) == (2, 4)
         assert np.shape(line["by_sentence"]) == (2, 4)

@@ -4,12 +4,12 @@
     python -m lab.study.lookup --runs fwpkm:64:0 attention:64:0
 
 A run is KIND:RECIPE:SEED. Kinds differ in what reaches back beyond 30 bytes: a memory layer with
-FwPKM, the same without a gate, full attention, or a matrix memory of 72 kB. A recipe is a number of
-sentences, from which each training row draws one for its four needles, or `spans`: books of which
-spans of 32 to 96 bytes are repeated, and no needle. Every training reads as many bytes. The test is
-20 sentences that no training has, one after the other in a row of each of the eight unseen books:
-four needles are stated in the first half and asked for in the last one. `trained` asks in sentences
-of training.
+FwPKM, the same without a gate, full attention, or a matrix memory of 72 kB; `pkm_above` has a slow
+memory (PKM) above FwPKM, too. A recipe is a number of sentences, from which each training row draws
+one for its four needles, or `spans`: books of which spans of 32 to 96 bytes are repeated, and no
+needle. Every training reads as many bytes. The test is 20 sentences that no training has, one after
+the other in a row of each of the eight unseen books: four needles are stated in the first half and
+asked for in the last one. `trained` asks in sentences of training.
 
 `--given 102=FOLDER` asks a model that was trained elsewhere, in so many sentences of which the
 first are those of a recipe: a run, or what `lab.study.real_size` left at the size of a rehearsal.
@@ -65,8 +65,13 @@ _TABLE = (
     *("study/gdn_swa__fwpkm", "--model.fast_weight.rule.num_subkeys", "64"),
     *("--model.fast_weight.rule.value_dim", "32"),
 )
+_FWPKM = (*_TABLE, "--model.fast_weight.gate_bias", "2")
+_PKM = ("--model.pkm.num_subkeys", "64", "--model.pkm.value_dim", "32", "--model.pkm_layers", "2")
+"""A slow memory with as many slots as the fast one; it takes the place of a layer's MLP."""
 KINDS: dict[str, tuple[str, ...]] = {
-    "fwpkm": (*_TABLE, "--model.fast_weight.gate_bias", "2"),
+    "fwpkm": _FWPKM,
+    # A layer's MLP stands behind its fast memory, so that the PKM of the last layer is above it.
+    "pkm_above": (*_FWPKM, *_PKM),
     "ungated": (
         *(*_TABLE, "--model.fast_weight.gate_output", "False"),
         *("--model.fast_weight.weight_by_gate", "False"),
@@ -86,6 +91,7 @@ ORDER = (
     *("fwpkm:16:1", "fwpkm:16:2", "fwpkm:64:1", "fwpkm:64:2", "ungated:spans:0", "ungated:4:0"),
     *("attention:spans:0", "matrix:spans:0"),
     *(f"{kind}:{recipe}:0" for recipe in ("16", "4") for kind in ("attention", "matrix")),
+    *("pkm_above:1:0", "pkm_above:64:0"),
 )
 """All runs, those that say most first."""
 

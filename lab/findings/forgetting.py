@@ -269,15 +269,10 @@ def _unread() -> str:
 
 def difference(of: Unread) -> str:
     """What a domain gains by being read, beyond what others give it, and what this shows."""
-    if of.difference.low > 0:
-        shown = "shows adaptation to the domain that is read"
-    elif of.higher == of.read.size:
-        shown = "points to adaptation, of an uncertain size in other domains"
-    else:
-        shown = "is no more than noise"
+    shown = "shows" if of.difference.low > 0 else "is too uncertain to show"
     return (
         f"The difference, {of.difference:+.4f}, above zero in {of.higher} of {of.read.size} pairs"
-        f" of domain and training, {shown}"
+        f" of domain and training, {shown} adaptation to the domain that is read"
     )
 
 

@@ -4,6 +4,7 @@ from lab.seeded_faults.fault import Fault
 
 _READ = ("tests/kernels/test_parity.py", "-k", "slot_read or slot_dot")
 _WRITE = ("tests/kernels/test_parity.py", "-k", "slot_add")
+_ADDITIONS = ("tests/kernels/test_tpu_additions.py",)
 _TOP_K = ("tests/kernels/test_product_top_k.py", "tests/kernels/test_parity.py", "-k", "top_k")
 _SHARED_MEMORY = ("tests/kernels/test_shared_memory.py",)
 _LOSS = ("tests/kernels/test_cross_entropy.py",)
@@ -61,7 +62,7 @@ FAULTS = (
         "sorted references: runs begin one reference early",
         "[jnp.ones((1,), bool), group[1:] != group[:-1]]",
         "[group[1:] != group[:-1], jnp.ones((1,), bool)]",
-        _WRITE,
+        _ADDITIONS,
     ),
     Fault(
         "product keys' cotangents: rows and columns swapped",

@@ -24,7 +24,7 @@ from fwpkm_jax.literals import nearest
 INTERRUPTED = "interrupted."
 """What a command says that SIGINT ends before it can do anything else."""
 
-Dropped = TypeVar("Dropped", bound=BaseException)
+_Dropped = TypeVar("_Dropped", bound=BaseException)
 
 _PACKAGE = Path(__file__).parent
 
@@ -103,7 +103,7 @@ def interruptible(program: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sent_again(
-    kind: type[Dropped], signal_of: Callable[[Dropped], signal.Signals]
+    kind: type[_Dropped], signal_of: Callable[[_Dropped], signal.Signals]
 ) -> Iterator[None]:
     """While the context lasts, a signal is sent again whose handler's exception Python drops.
 

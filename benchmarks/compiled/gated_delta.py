@@ -49,20 +49,21 @@ class Options:
 def kernel_bytes(jaxpr: Jaxpr) -> dict[str, int]:
     """Bytes of each kernel's operands and results, by its name."""
     found: dict[str, int] = {}
-    for equation in _equations(jaxpr):
-        if equation.primitive.name == "mpmd_map":
-            name = equation.params["name"].removeprefix(_PREFIX)
-            arrays: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
-            found[name] = sum(x.size * x.dtype.itemsize for x in arrays)
+    for equation in kernels_in(jaxpr):
+        name = equation.params["name"].removeprefix(_PREFIX)
+        arrays: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
+        found[name] = sum(x.size * x.dtype.itemsize for x in arrays)
     return found
 
 
-def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+def kernels_in(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The calls of kernels, in the order of the program: a TPU's and a GPU's."""
     for equation in jaxpr.eqns:
-        yield equation
-        if equation.primitive.name != "mpmd_map":
+        if equation.primitive.name in ("mpmd_map", "pallas_call"):
+            yield equation
+        else:
             for inner in jaxprs_in_params(equation.params):
-                yield from _equations(inner)
+                yield from kernels_in(inner)
 
 
 def measure(options: Options, dtype: str) -> list[dict[str, Any]]:

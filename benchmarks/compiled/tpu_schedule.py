@@ -13,7 +13,7 @@ the last two axes filled up to whole tiles, as a TPU stores them.
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,10 +21,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.extend.core import JaxprEqn
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled.absent_devices import TPUS, absent_device, kernels_for
+from benchmarks.compiled.gated_delta import kernels_in
 from benchmarks.machine import planned_megabytes, settings, write_result
 from benchmarks.options import parse
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
@@ -83,7 +84,7 @@ def measure(options: Options, device: str, folder: Path) -> list[dict[str, Any]]
         traced = jax.jit(call).trace(arrays)
         rows = [
             {"device": device, "size": options.size, **_sizes(x)}
-            for x in _kernels(traced.jaxpr.jaxpr)
+            for x in kernels_in(traced.jaxpr.jaxpr)
         ]
         if not options.compile:
             return rows
@@ -155,15 +156,6 @@ def _call(options: Options) -> tuple[Callable[[Any], Any], Any]:
 
     dtype = jnp.dtype(options.dtype)
     return both, jax.eval_shape(lambda: gated_delta_specs.sample(spec, dtype))
-
-
-def _kernels(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "pallas_call":
-            yield equation
-        else:
-            for inner in jaxprs_in_params(equation.params):
-                yield from _kernels(inner)
 
 
 def _sizes(kernel: JaxprEqn) -> dict[str, Any]:

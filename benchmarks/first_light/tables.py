@@ -1,4 +1,4 @@
-"""Tables of what a device measured, and of the account of its steps: see `lab.pages`."""
+"""Tables of what a device measured, and of accounts of its steps and kernels: see `lab.pages`."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -33,7 +33,8 @@ class Inputs(NamedTuple):
 class Residuals(NamedTuple):
     """Arrays that the backward pass reads besides the inputs.
 
-    They are float32; bfloat16 on a GPU if the tokens are.
+    They are float32; bfloat16 on a GPU if the tokens are. On a TPU the heads of a group lie side by
+    side: `tpu_blocks.Blocks.tiles_shape`.
     """
 
     states: jax.Array

@@ -154,6 +154,12 @@ def test_a_signal_with_something_to_save_is_answered_with_a_line_and_a_second_on
             raise AssertionError("not reached")
 
 
+def wait():
+    # In short parts: a signal between the start of a wait and the system's own is heard behind it.
+    for _ in range(600):
+        time.sleep(0.1)
+
+
 def callback_of_the_collector():
     """A signal comes while the garbage collector calls a function, where Python drops errors."""
 
@@ -163,7 +169,7 @@ def callback_of_the_collector():
 
     gc.callbacks.append(callback)
     gc.collect()
-    time.sleep(60)
+    wait()
 
 
 def finalizer():
@@ -174,7 +180,7 @@ def finalizer():
             signal.raise_signal(signal.SIGINT)
 
     Object()
-    time.sleep(60)
+    wait()
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -45,6 +45,30 @@ def launch(
     )(*operands)
 
 
+def launch_rows(kernel: Any, *operands: Any, programs: int, out_type: Any, name: str) -> Any:
+    """Runs `kernel(*operands, *outputs)` once per program, whose number is the axis `program`.
+
+    Each warpgroup holds whole rows in registers, with sums over a row. No two threads may access
+    the same element of an array that is written, because there are no barriers.
+    """
+    return plgpu.kernel(
+        kernel,
+        out_type=out_type,
+        grid=(programs,),
+        grid_names=("program",),
+        kernel_name=name,
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
+        ),
+        interpret=dispatch.gpu_interpreter(),
+    )(*operands)
+
+
+def rows_of(tokens: int, most: int) -> int:
+    """Rows of a program: the largest divisor of the number of tokens that is at most `most`."""
+    return max(rows for rows in range(1, most + 1) if tokens % rows == 0)
+
+
 def over_tables(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """`kernel(values, slot_ids, *of_tokens)`, which under `vmap` is still one launch.
 

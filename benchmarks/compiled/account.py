@@ -58,13 +58,14 @@ DEVICES = {"h100": Rates(3.0e12, 725e12), "h200": Rates(4.1e12, 725e12)}
 WAITING, OTHERS, UNKNOWN = "waiting", "casts, embedding, others", "not in the text"
 KERNELS = (
     (r"^gated_delta", "kernels of the gated delta rule"),
-    (r"^(slot_|key_scan|product_top_k|new_log|value_)", "memories: kernels"),
+    (r"^(slot_|key_scan|product_top_k|new_log|value_|mix_rms_norm)", "memories: kernels"),
     (r"conv", "short convolution, SiLU, L2 norm"),
     (r"cross_entropy|loss|logit", "head and loss, elementwise"),
     (r"norm", "RMS norms and residual"),
 )
 """Classes of Pallas kernels by their names."""
 _MEMORY = r"layers/memories/|fwpkm_jax/rules/|core/slots/|layers/pkm|core/targets|analysis/"
+_EMBEDDING = r"pallas_kernels/embed/"
 PLACES = (
     (
         r"^(?!.*:_gradients).*(optax/|training/optimizer\.py|training/step\.py:(_update|step)\b)",
@@ -232,6 +233,8 @@ def class_of(kernel: str, one: Instruction, where: str, *, is_product: bool) -> 
       where: its place in the source, as `Frames.of` says.
       is_product: whether it multiplies matrices.
     """
+    if re.search(_EMBEDDING, where):
+        return OTHERS  # Its kernel is the memories'.
     if kernel != one.name:
         named = next((kind for name, kind in KERNELS if re.search(name, kernel)), None)
         if named is not None:

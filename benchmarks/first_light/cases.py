@@ -25,10 +25,14 @@ from pallas_kernels.checks import relative_errors, results_of
 from pallas_kernels.cross_entropy import api as cross_entropy
 from pallas_kernels.cross_entropy import specs as cross_entropy_specs
 from pallas_kernels.dispatch import Backend, Kernel
+from pallas_kernels.embed import api as embed
+from pallas_kernels.embed import specs as embed_specs
 from pallas_kernels.gated_delta import api as gated_delta
 from pallas_kernels.gated_delta import specs as gated_delta_specs
 from pallas_kernels.key_scan import api as key_scan
 from pallas_kernels.key_scan import specs as key_scan_specs
+from pallas_kernels.mix_rms_norm import api as mix_rms_norm
+from pallas_kernels.mix_rms_norm import specs as mix_rms_norm_specs
 from pallas_kernels.product_top_k import api as product_top_k
 from pallas_kernels.product_top_k import specs as product_top_k_specs
 from pallas_kernels.row_ops import row_ops
@@ -140,6 +144,23 @@ def cases(size: str) -> dict[str, Case]:
                 ratio=ratio,
                 folders=("add_rms_norm",),
             )
+    for name in ("one_token",) if tiny else ("100_tokens", "widest", "paper"):
+        spec = _named(mix_rms_norm_specs.SPECS, name)
+        for dtype, ratio in mix_rms_norm_specs.CHECK_RATIOS.items():
+            found[f"mix_rms_norm/{name}/{dtype}"] = Case(
+                run=lambda spec=spec, dtype=dtype: _compare(
+                    mix_rms_norm.op_of(spec, dtype), mix_rms_norm_specs.sample(spec, dtype)
+                ),
+                ratio=ratio,
+                folders=("mix_rms_norm",),
+            )
+    for name in ("one_token",) if tiny else ("one_often", "100_tokens", "paper"):
+        spec = _named(embed_specs.SPECS, name)
+        found[f"embed/{name}"] = Case(
+            run=lambda spec=spec: _compare(embed.embed, embed_specs.sample(spec, jnp.float32)),
+            ratio=embed_specs.CHECK_RATIO,
+            folders=("embed", "slot_add", "slot_read"),
+        )
     for groups in (1, 2 if tiny else 8):
         found[f"memory/{groups}_groups"] = Case(
             run=lambda groups=groups: _memory(groups, tiny=tiny),
@@ -149,12 +170,13 @@ def cases(size: str) -> dict[str, Case]:
         )
     for name in () if tiny else key_scan_specs.CHECKED:
         spec = _named(key_scan_specs.SPECS, name)
-        found[f"memory/keys_{name}"] = Case(
-            run=lambda spec=spec: _keys(spec),
-            ratio=key_scan_specs.CHECK_RATIO,
-            limit_s=LONG_LIMIT_S,
-            folders=_KEYS,
-        )
+        for dtype in key_scan_specs.DTYPES:
+            found[f"memory/keys_{name}/{dtype}"] = Case(
+                run=lambda spec=spec, dtype=dtype: _keys(spec, dtype),
+                ratio=key_scan_specs.CHECK_RATIO,
+                limit_s=LONG_LIMIT_S,
+                folders=_KEYS,
+            )
     for op, (run, folders) in _CHOICES.items():
         found[f"choice/{op}"] = Case(run=run, limit_s=CHOICE_LIMIT_S, folders=folders)
     return found
@@ -276,11 +298,11 @@ def _memory(groups: int, *, tiny: bool) -> dict[str, Any]:
     return _compare(run, arrays, fixed=("keys", "values"))
 
 
-def _keys(spec: key_scan_specs.KeySpec) -> dict[str, Any]:
+def _keys(spec: key_scan_specs.KeySpec, dtype: str) -> dict[str, Any]:
     kernel, context = _kernels()
     ways = (key_scan.loops_of(one, spec.top_k) for one in (kernel, "reference"))
     with context:
-        return {"errors": key_scan_specs.errors_of(spec, *ways)}
+        return {"errors": key_scan_specs.errors_of(spec, *ways, dtype=dtype)}
 
 
 def _chosen_selection() -> dict[str, Any]:
@@ -331,6 +353,19 @@ def _chosen_norms() -> dict[str, Any]:
     return {}
 
 
+def _chosen_mixes() -> dict[str, Any]:
+    spec = _named(mix_rms_norm_specs.SPECS, "one_token")
+    arrays = mix_rms_norm_specs.sample(spec, jnp.bfloat16)
+    mix_rms_norm.op_of(spec, "bfloat16")(**arrays)
+    return {}
+
+
+def _chosen_embedding() -> dict[str, Any]:
+    arrays: dict[str, Any] = embed_specs.sample(_named(embed_specs.SPECS, "one_token"), jnp.float32)
+    embed.embed(**arrays)
+    return {}
+
+
 _KEYS = ("key_scan", "product_top_k", "gated_delta")
 """The kernels of the keys, and the folders from which they import."""
 _CHOICES: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
@@ -341,6 +376,8 @@ _CHOICES: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     cross_entropy.OP: (_chosen_losses, ("cross_entropy",)),
     "short_convolution": (_chosen_convolution, ("short_convolution",)),
     add_rms_norm.OP: (_chosen_norms, ("add_rms_norm",)),
+    mix_rms_norm.OP: (_chosen_mixes, ("mix_rms_norm",)),
+    embed.OP: (_chosen_embedding, ("embed", "slot_add", "slot_read")),
 }
 """Operations that models ask for by `auto`, with their folders: their check before first use runs
 as users run it."""

@@ -27,7 +27,8 @@ def steps_table(lines: Sequence[Line]) -> str:
 def account_table(lines: Sequence[Line]) -> str:
     """The classes of one step, of the account before a change, then of the one after it.
 
-    The times measured before stand beside those after it where both are of one device.
+    The times measured before stand beside those after it where both are of one device. Of a step
+    that was not measured since, the classes that changed are given.
 
     Raises:
       ValueError: there are not two accounts.
@@ -35,22 +36,30 @@ def account_table(lines: Sequence[Line]) -> str:
     if len(lines) != 2:
         raise ValueError(f"there are {len(lines)} accounts; name two files and one model.")
     before, after = ({row["class"]: row for row in (*line["rows"], _all(line))} for line in lines)
-    device = lines[1]["measured_on"]
-    same_device = lines[0].get("measured_on") == device
+    is_measured = "measured_on" in lines[1]
+    device = lines[1]["measured_on"] if is_measured else lines[0]["measured_on"]
+    same_device = is_measured and lines[0].get("measured_on") == device
     rows = []
     for kind in dict.fromkeys((*[k for k in after if k != "all"], *before, "all")):
         old, new = before.get(kind, {}), after.get(kind, {})
-        cells = [
-            kind,
-            f"{new.get('launches', 0):,.0f} ({old.get('launches', 0):,.0f})",
-            f"{new.get('gigabytes', 0):.1f} ({old.get('gigabytes', 0):.1f})",
-            f"{new.get(f'{device}_ms', 0):.1f} ({old.get(f'{device}_ms', 0):.1f})",
-            f"{new.get('measured_ms', 0):.1f}",
-        ]
+        now, then = (
+            [
+                f"{one.get('launches', 0):,.0f}",
+                f"{one.get('gigabytes', 0):.1f}",
+                f"{one.get(f'{device}_ms', 0):.1f}",
+            ]
+            for one in (new, old)
+        )
+        cells = [kind, *(f"{a} ({b})" for a, b in zip(now, then, strict=True))]
+        if is_measured:
+            cells.append(f"{new.get('measured_ms', 0):.1f}")
+        elif kind != "all" and now == then:
+            continue
         rows.append([*cells, *([f"{old.get('measured_ms', 0):.1f}"] if same_device else [])])
     head = ["class", "launches (before)", "GB (before)", f"{device.upper()} by the account, ms"]
     head[-1] += " (before)"
-    return _table([*head, "measured, ms", *(["before, ms"] if same_device else [])], rows)
+    head += ["measured, ms"] * is_measured + ["before, ms"] * same_device
+    return _table(head, rows)
 
 
 def schedule_table(lines: Sequence[Line]) -> str:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from fwpkm_jax.core.numerics import rms_normalize
 from fwpkm_jax.layers.parameters import parameter
 from pallas_kernels.add_rms_norm import add_rms_norm
+from pallas_kernels.mix_rms_norm import mix_rms_norm
 
 
 class RMSNorm(nnx.Module):
@@ -82,28 +83,82 @@ def normed_maps(
       dtype: of the normed inputs; None: that of `x`.
     """
     dtype = x.dtype if dtype is None else dtype
-
-    def written(x: jax.Array) -> list[jax.Array]:
-        return [linear(norm(x).astype(dtype)) for norm, linear in maps]
-
-    if any(type(linear) is not nnx.Linear for _, linear in maps):
-        return written(x)
+    if not _fold(maps):
+        return _written(x, maps, dtype)
     return jax.lax.platform_dependent(
-        x, cuda=functools.partial(folded_maps, maps=maps, dtype=dtype), default=written
+        x,
+        cuda=functools.partial(folded_maps, maps=maps, dtype=dtype),
+        default=functools.partial(_written, maps=maps, dtype=dtype),
     )
+
+
+def normed_mix_map(
+    x: Float[Array, "batch length dim"],
+    y: Float[Array, "batch length dim"],
+    gate: Float[Array, "batch length"],
+    norm: RMSNorm,
+    linear: nnx.Linear,
+    *,
+    dtype: DTypeLike,
+    sequences: int,
+    chunk_size: int,
+) -> Array:
+    """`normed_maps` of `gate * x + (1 - gate) * y`, which a Hopper GPU never stores.
+
+    For the arrays of one device.
+
+    Args:
+      x, y, gate: what is mixed.
+      norm: of the mix.
+      linear: of the norm in `dtype`.
+      dtype: of the normed mix.
+      sequences: which, with `chunk_size`, say in what order the rows of `x` come, see
+        `pallas_kernels.mix_rms_norm`.
+      chunk_size: see there.
+    """
+    maps = [(norm, linear)]
+
+    def on_gpu(*arrays: Array) -> Array:
+        how: Any = {"sequences": sequences, "chunk_size": chunk_size}
+        return _folded(mix_rms_norm(*arrays, eps=norm.eps, dtype=dtype, **how), maps)[0]
+
+    def written(x: Array, y: Array, gate: Array) -> Array:
+        gate = gate[..., None]
+        return _written(gate * x + (1.0 - gate) * y, maps, dtype)[0]
+
+    if not _fold(maps):
+        return written(x, y, gate)
+    return jax.lax.platform_dependent(x, y, gate, cuda=on_gpu, default=written)
+
+
+def _fold(maps: Sequence[tuple[RMSNorm, nnx.Linear]]) -> bool:
+    """Whether the norms' factors can go into the kernels."""
+    return all(type(linear) is nnx.Linear for _, linear in maps)
+
+
+def _written(x: Array, maps: Sequence[tuple[RMSNorm, nnx.Linear]], dtype: DTypeLike) -> list[Array]:
+    return [linear(norm(x).astype(dtype)) for norm, linear in maps]
 
 
 def folded_maps(
     x: Float[Array, "*dims dim"], *, maps: Sequence[tuple[RMSNorm, nnx.Linear]], dtype: DTypeLike
 ) -> list[Array]:
     """`normed_maps` as a GPU computes them."""
-    norms, linears = zip(*maps, strict=True)
-    eps, first = norms[0].eps, linears[0]
-    assert all(norm.eps == eps for norm in norms), "the maps share one normalised array"
+    eps = maps[0][0].eps
+    assert all(norm.eps == eps for norm, _ in maps), "the maps share one normalised array"
+    return _folded(rms_normalize(x, eps=eps).astype(dtype), maps)
+
+
+def _folded(
+    normalized: Float[Array, "*dims dim"], maps: Sequence[tuple[RMSNorm, nnx.Linear]]
+) -> list[Array]:
+    """The maps of an array that is normalised, but for the norms' factors."""
+    linears: list[Any] = [linear for _, linear in maps]
+    first = linears[0]
     kernels = [norm.scale[:, None] * linear.kernel[...] for norm, linear in maps]
     arrays: Any = first.promote_dtype(
         (
-            rms_normalize(x, eps=eps).astype(dtype),
+            normalized,
             jnp.concatenate(kernels, axis=1),
             jnp.concatenate([linear.bias[...] for linear in linears]),
         ),
@@ -112,7 +167,7 @@ def folded_maps(
     normalized, kernel, bias = arrays
     y = jnp.matmul(normalized, kernel, precision=first.precision)
     y = y + jnp.expand_dims(bias, range(y.ndim - 1))
-    ends = list(itertools.accumulate(x.shape[1] for x in kernels))
+    ends = list(itertools.accumulate(kernel.shape[1] for kernel in kernels))
     return jnp.split(y, ends[:-1], axis=-1)
 
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
@@ -12,6 +11,7 @@ from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.documents import starts_at_real
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeightStream, HeadInputs
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
+from pallas_kernels.embed import embed
 
 
 def embed_over_devices(
@@ -27,7 +27,7 @@ def embed_over_devices(
 
     def look_up(embedding, tokens):
         embedding = jax.lax.all_gather(embedding, "fsdp", axis=1, tiled=True)
-        rows = embedding.at[tokens].get(mode="fill", fill_value=jnp.nan)
+        rows = embed(embedding, tokens)
         return rows if dtype is None else rows.astype(dtype)
 
     own = partition.tokens(also=(HEADS,))

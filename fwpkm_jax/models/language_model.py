@@ -37,6 +37,7 @@ from fwpkm_jax.models.outputs import (
 )
 from fwpkm_jax.models.sharding import beside, gathered_array
 from fwpkm_jax.models.stream_size import checked_start
+from pallas_kernels.embed import embed
 
 _HEAD_AXES: LogicalAxes = ("embed", "vocab")
 
@@ -429,7 +430,7 @@ class LanguageModel(nnx.Module):
             rows = embed_over_devices(self.embedding[...], tokens, self.dtype, partition)
             return rows if scale == 1 else rows * scale
         # An id outside the vocabulary gives NaN, which training reports, not another row.
-        rows = self.embedding[...].at[tokens].get(mode="fill", fill_value=jnp.nan)
+        rows = embed(self.embedding[...], tokens)
         rows = rows if self.dtype is None else rows.astype(self.dtype)
         return rows if scale == 1 else rows * scale
 

@@ -142,6 +142,11 @@ class AbstractRule(abc.ABC):
         """Whether several devices can share a memory: `run_groups` then takes `axes`."""
         return False
 
+    @property
+    def narrow_queries(self) -> bool:
+        """Whether `run_groups` gains by queries that stay in bfloat16 where they were made so."""
+        return False
+
     def run_groups(
         self,
         memory: Memory,

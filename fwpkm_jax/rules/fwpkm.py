@@ -230,6 +230,10 @@ class FwPKM(AbstractChunkRule):
     def splits(self) -> bool:
         return self.two_phase and self.retention is None and self.inner_steps == 1
 
+    @property
+    def narrow_queries(self) -> bool:
+        return self.two_phase and self.retention is None
+
     def memory_specs(
         self, memory: Any, *, group_axes: tuple[str, ...], axes: MemoryAxes | None
     ) -> FwPKMMemory:
@@ -254,7 +258,10 @@ class FwPKM(AbstractChunkRule):
         """
         if not self.two_phase:
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
+        query = sequence.query
         sequence = cast(sequence, memory.values.dtype)
+        if self.narrow_queries and query.dtype == jnp.bfloat16:
+            sequence = sequence._replace(query=query)
         stored = None if self.retention is None else self._history(memory).replayed
         if stored is None:
             return self._run_phases(memory, sequence, chunk_size=chunk_size, axes=axes)
@@ -279,7 +286,10 @@ class FwPKM(AbstractChunkRule):
         first: Float[Array, "groups batch length"] | None = None,
         axes: MemoryAxes | None = None,
     ) -> RunOutput:
-        """`run_groups` in the dtype of the memory; tokens with 1 in `first` are written first."""
+        """`run_groups` in the dtype of the memory, whose queries may be in bfloat16.
+
+        Tokens with 1 in `first` are written first.
+        """
         key_write, value_write = self._key_write, self._value_write.with_rate_in_steps()
         keys, choices, loss = move_keys(
             memory.keys,

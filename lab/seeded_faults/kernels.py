@@ -10,7 +10,31 @@ _SHARED_MEMORY = ("tests/kernels/test_shared_memory.py",)
 _LOSS = ("tests/kernels/test_cross_entropy.py",)
 _DELTA = ("tests/kernels/test_gated_delta.py", "tests/kernels/test_parity.py", "-k", "delta")
 
+_MIX = ("tests/kernels/test_mix_rms_norm.py",)
+_EMBED = ("tests/kernels/test_embed.py",)
+
 FAULTS = (
+    Fault(
+        "norm of a mix: the cotangents of reads in the order of the batch",
+        "x_bar[place] = share * mixed_bar",
+        "x_bar[token] = share * mixed_bar",
+        _MIX,
+        under="pallas_kernels/mix_rms_norm/gpu.py",
+    ),
+    Fault(
+        "norm of a mix: a layer gives the batch for the sequences of a memory",
+        "len(x) // jax.tree.leaves(memory)[0].shape[0]",
+        "len(x)",
+        _MIX,
+        under="fwpkm_jax/layers/memories/fast_weight.py",
+    ),
+    Fault(
+        "embedding: an id outside the table adds to the gradient of its first row",
+        "rows = jnp.where(exists[:, None], rows.reshape(ids.size, -1), 0.0)",
+        "rows = rows.reshape(ids.size, -1)",
+        _EMBED,
+        under="pallas_kernels/embed/api.py",
+    ),
     Fault(
         "losses of rows: the sum of earlier tiles keeps the old maximum",
         "total = factor * total + jnp.sum(terms)",

@@ -10,10 +10,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import dispatch
-from pallas_kernels.mosaic_gpu import index32, row, zeros
+from pallas_kernels.mosaic_gpu import index32, launch_rows, row, rows_of, zeros
 
 ROWS_FORWARD, ROWS_BACKWARD = 8, 32
 """Most rows of a program. A program of the backward pass writes one sum of the scale's gradient."""
@@ -40,14 +38,14 @@ def forward(
         normed[token] = (total * inverse * scale).astype(x.dtype)
 
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    rows = _rows(tokens, ROWS_FORWARD)
+    rows = rows_of(tokens, ROWS_FORWARD)
 
     def kernel(scale, *refs):
         scale = row(scale, slice(None))
         first = jax.lax.axis_index("program") * rows
         jax.lax.fori_loop(0, rows, lambda i, _: of_row(first + index32(i), scale, refs), None)
 
-    normed, inverses, *totals = _launch(
+    normed, inverses, *totals = launch_rows(
         kernel,
         scale,
         x,
@@ -68,7 +66,7 @@ def backward(
 ) -> tuple[jax.Array, jax.Array]:
     """Cotangents of the sum's terms, `[tokens, width]`, and of the scale, `[width]`."""
     tokens, width = total.shape
-    rows = _rows(tokens, ROWS_BACKWARD)
+    rows = rows_of(tokens, ROWS_BACKWARD)
 
     def kernel(scale, total, inverses, total_bar, normed_bar, x_bar, scale_bars):
         program = jax.lax.axis_index("program")
@@ -88,7 +86,7 @@ def backward(
 
         scale_bars[program] = jax.lax.fori_loop(0, rows, of_row, zeros(width))
 
-    x_bar, scale_bars = _launch(
+    x_bar, scale_bars = launch_rows(
         kernel,
         scale,
         total,
@@ -103,23 +101,3 @@ def backward(
         name="add_rms_norm_back",
     )
     return x_bar, jnp.sum(scale_bars, axis=0)
-
-
-def _launch(kernel: Any, *operands: Any, programs: int, out_type: Any, name: str) -> Any:
-    return plgpu.kernel(
-        kernel,
-        out_type=out_type,
-        grid=(programs,),
-        grid_names=("program",),
-        kernel_name=name,
-        # No two threads access the same element of an array that is written.
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
-        ),
-        interpret=dispatch.gpu_interpreter(),
-    )(*operands)
-
-
-def _rows(tokens: int, most: int) -> int:
-    """Rows of a program: the largest divisor of the number of tokens that is at most `most`."""
-    return max(rows for rows in range(1, most + 1) if tokens % rows == 0)

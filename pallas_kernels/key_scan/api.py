@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SubKeys
@@ -10,7 +11,7 @@ from fwpkm_jax.core.slots.keys.scan import KeyLoops
 from fwpkm_jax.core.slots.write import KeyWrite
 from pallas_kernels import dispatch
 from pallas_kernels.checks import LANES
-from pallas_kernels.key_scan.specs import CHECK_RATIO, CHECKED, SPECS, errors_of
+from pallas_kernels.key_scan.specs import CHECK_RATIO, CHECKED, DTYPES, SPECS, errors_of
 from pallas_kernels.product_top_k import api as product_top_k
 
 OP = "key_scan"
@@ -33,7 +34,7 @@ def key_loops(
 
     Args:
       keys: of one memory, `[heads, 2, subkeys, key // 2]`.
-      queries: of every chunk.
+      queries: of every chunk, in the dtype of the keys or in bfloat16.
       top_k: chosen sub-keys of each codebook.
       key_write: how the keys move.
       backend: "auto", "reference" or "pallas".
@@ -62,7 +63,9 @@ def _refuse(
     keys: SubKeys, queries: jax.Array, top_k: int, key_write: KeyWrite, kernel: dispatch.Kernel
 ) -> str | None:
     """None, or why the kernels do not take these arrays."""
-    chunk = jax.ShapeDtypeStruct(queries.shape[1:], queries.dtype)
+    # Queries in bfloat16 are taken as they are.
+    dtype = jnp.float32 if queries.dtype == jnp.bfloat16 else queries.dtype
+    chunk = jax.ShapeDtypeStruct(queries.shape[1:], dtype)
     refused = product_top_k.unsupported(kernel, chunk, keys, top_k=top_k)
     if refused is not None:
         return refused
@@ -85,6 +88,9 @@ def check_keys(kernel: dispatch.Kernel) -> None:
     product_top_k.check_selection(kernel)
     for spec in (spec for spec in SPECS if spec.name in CHECKED):
         loops = loops_of(kernel, spec.top_k), loops_of("reference", spec.top_k)
-        for name, error in errors_of(spec, *loops).items():
-            if not error <= CHECK_RATIO:
-                raise AssertionError(f"{name} differs by {error:.2g} of its norm ({spec.name})")
+        for dtype in DTYPES:
+            for name, error in errors_of(spec, *loops, dtype).items():
+                if not error <= CHECK_RATIO:
+                    raise AssertionError(
+                        f"{name} differs by {error:.2g} of its norm ({spec.name}, {dtype})"
+                    )

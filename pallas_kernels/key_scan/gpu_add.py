@@ -9,7 +9,7 @@ place, so that two runs agree bit for bit.
 
 As in `core.slots.keys.sums`, each float32 operand is two bfloat16 terms and a product is three. The
 terms of the queries are made once for all chunks (`query_terms`): each chunk reads them as often as
-it has tiles of sub-keys.
+it has tiles of sub-keys. Queries in bfloat16 are one term, and a product is two.
 """
 
 import functools
@@ -50,7 +50,9 @@ def splits_of(tokens: int) -> int:
 
 
 def query_terms(queries: jax.Array) -> Halves:
-    """The two bfloat16 terms of the queries of all chunks that `add` multiplies."""
+    """The bfloat16 terms of the queries of all chunks that `add` multiplies."""
+    if queries.dtype == jnp.bfloat16:
+        return Halves(queries)
     return Halves(*terms_of(queries, count=2))
 
 
@@ -75,11 +77,12 @@ def add(
     tiles = tokens // TILE // splits
     of_one = coefficients.shape[0] == 1
     groups = 1 if dispatch.interpreted() else GROUPS
+    one_term = queries.lo is None
 
-    def kernel(
-        high, low, chunk, ids, coefficients, sums, totals,
-        laid, rows, chosen, factors, choice_here, queries_here, used,
-    ):  # fmt: skip
+    def kernel(*refs: Any) -> None:
+        terms, refs = refs[: len(queries.refs)], refs[len(queries.refs) :]
+        chunk, ids, coefficients, sums, totals, laid, rows, chosen, factors, *barriers = refs
+        choice_here, queries_here, used = barriers
         chunk = chunk[0]
         of_chunk = 0 if of_one else chunk
         group, codebook = jax.lax.axis_index("group"), jax.lax.axis_index("codebook")
@@ -93,8 +96,10 @@ def add(
             copies = (
                 (ids.at[chunk, codebook, :, at], chosen, choice_here),
                 (coefficients.at[of_chunk, codebook, :, at], factors, choice_here),
-                (high.at[chunk, at, columns], rows.hi, queries_here),
-                (low.at[chunk, at, columns], rows.lo, queries_here),
+                *(
+                    (term.at[chunk, at, columns], target, queries_here)
+                    for term, target in zip(terms, rows.refs, strict=True)
+                ),
             )
             for number, (source, target, here) in enumerate(copies):
 
@@ -125,7 +130,8 @@ def add(
                 (laid.hi, of_slot.lo),
                 (laid.hi, of_slot.hi),
             ):
-                plgpu.wgmma(total, left, right)
+                if right is not None:
+                    plgpu.wgmma(total, left, right)
             plgpu.wgmma_wait(0)
             plgpu.commit_smem()  # All warps are done with both operands.
 
@@ -155,11 +161,11 @@ def add(
         ],
         scratch_types=[
             smem_halves(TILE, TILE, slots=groups),
-            smem_halves(TILE, half, slots=SLOTS),
+            smem_halves(TILE, half, slots=SLOTS, of=jnp.bfloat16 if one_term else jnp.float32),
             plgpu.SMEM((SLOTS, top_k, TILE), jnp.int32),
             plgpu.SMEM((SLOTS, top_k, TILE), jnp.float32),
             plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
-            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
+            plgpu.Barrier(num_arrivals=len(queries.refs), num_barriers=SLOTS),
             plgpu.Barrier(num_arrivals=groups, num_barriers=SLOTS),
         ],
         grid=(subkeys // TILE // groups, codebooks, splits),
@@ -169,7 +175,7 @@ def add(
         kernel_name="key_scan_add",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=dispatch.gpu_interpreter(),
-    )(queries.hi, queries.lo, chunk, ids, coefficients)
+    )(*queries.refs, chunk, ids, coefficients)
     return sums, totals
 
 

@@ -83,7 +83,7 @@ def pulls_back(
     tokens, so that a token reads the rows of cotangents alone.
 
     Args:
-      queries: `[chunks, tokens, codebooks, half]`.
+      queries: `[chunks, tokens, codebooks, half]`, float32 or bfloat16.
       chunk: which of the chunks, `[1]`.
       bars: cotangents of the sub-keys before each chunk and after the last.
       dots: of each sub-key before the chunk and its cotangent after it, `[codebooks, subkeys]`.
@@ -95,7 +95,7 @@ def pulls_back(
     def body(token, queries, chunk, bars, dots, ids, out):
         chunk = chunk[0]
         for codebook in range(codebooks):
-            query = row(queries, (chunk, token, codebook))
+            query = row(queries, (chunk, token, codebook)).astype(jnp.float32)
             chosen = [ids[chunk, codebook, place, token] for place in range(top_k)]
             of_keys = [dots[codebook, one] for one in chosen]
             rows = [row(bars, (chunk + 1, codebook, one)) for one in chosen]
@@ -124,7 +124,8 @@ def to_queries(
     step_pulls: jax.Array,
     pulls: jax.Array,
 ) -> jax.Array:
-    """The cotangents of the queries of all chunks, `[chunks, tokens, codebooks, half]`.
+    """The cotangents of the queries of all chunks, `[chunks, tokens, codebooks, half]`, in their
+    dtype.
 
     Each is the sum over the token's places of
 
@@ -133,7 +134,7 @@ def to_queries(
     so a token reads the rows that it chose, and those alone.
 
     Args:
-      queries: `[chunks, tokens, codebooks, half]`.
+      queries: `[chunks, tokens, codebooks, half]`, float32 or bfloat16.
       history: the sub-keys before each chunk, `[chunks, codebooks, subkeys, half]`.
       gradient_bar: the cotangents of each chunk's gradient, like `history`.
       ids: the chosen sub-keys, `[chunks, tokens, codebooks, top_k]`.
@@ -149,7 +150,8 @@ def to_queries(
             chosen = [ids[*place, one] for one in range(top_k)]
             of_steps = [step_pulls[*place, one] for one in range(top_k)]
             of_scores = [pulls[*place, one] for one in range(top_k)]
-            total = functools.reduce(operator.add, of_scores) * row(queries, place)
+            query = row(queries, place).astype(jnp.float32)
+            total = functools.reduce(operator.add, of_scores) * query
             for first in range(0, top_k, IN_FLIGHT):
                 some = slice(first, first + IN_FLIGHT)
                 keys = [row(history, (chunk, codebook, one)) for one in chosen[some]]
@@ -158,7 +160,7 @@ def to_queries(
                     total += step_pull * bar
                 for pull, key in zip(of_scores[some], keys, strict=True):
                     total -= pull * key
-            out[place] = total
+            out[place] = total.astype(queries.dtype)
 
     (out,) = launch(
         body,
@@ -169,7 +171,7 @@ def to_queries(
         step_pulls,
         pulls,
         programs=chunks * tokens,
-        out_type=[jax.ShapeDtypeStruct(queries.shape, jnp.float32)],
+        out_type=[jax.ShapeDtypeStruct(queries.shape, queries.dtype)],
         name="key_scan_to_queries",
     )
     return out

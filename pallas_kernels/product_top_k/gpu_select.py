@@ -7,7 +7,8 @@ registers. At the end the first selects from both warpgroups' best.
 wgmma has no float32 products. Each float32 operand is therefore a sum of three bfloat16 terms, and
 a product is the sum of the six largest of their nine products in a float32 accumulator. The other
 three are below 2^-24 of the operands, which is float32's rounding. With two terms the error would
-be 2^-16 of the operands, which is some percent of a small distance between large vectors.
+be 2^-16 of the operands, which is some percent of a small distance between large vectors. Queries
+in bfloat16 are one term, and a product is three.
 """
 
 import functools
@@ -82,7 +83,7 @@ def select_chunk(
     """`select` of one of many chunks, read and written where it lies; sizes fit the tiles.
 
     Args:
-      queries: `[chunks, tokens, columns]`.
+      queries: `[chunks, tokens, columns]`, float32 or bfloat16.
       chunk: which of the chunks, `[1]`.
       terms: of the keys, see `terms_of`.
       offsets: the keys' squared norms for `idw`, zeros for `dot`, `[codebooks, subkeys]`.
@@ -99,12 +100,12 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
     queries, chunk, high, *_ = operands
     del chunk
     columns, half = queries.shape[2], _key_tile(*high.shape[1:])[1]
-    groups = _groups()
+    groups, terms = _groups(), 1 if queries.dtype == jnp.bfloat16 else 3
 
     def kernel(*refs: Any) -> None:
         pl.run_scoped(
             functools.partial(_select_kernel, *refs, groups=groups, top_k=top_k, score=score),
-            tuple(_operand(TOKENS, WIDTH, slots=half // WIDTH) for _ in range(3)),
+            tuple(_operand(TOKENS, WIDTH, slots=half // WIDTH) for _ in range(terms)),
             plgpu.Barrier(num_arrivals=groups, num_barriers=3),
             collective_axes="group",
         )
@@ -173,7 +174,7 @@ def _select_kernel(
         for width in range(widths):
             query = load(
                 queries.at[chunk, tokens, pl.ds(codebook * half + width * WIDTH, WIDTH)], matrix()
-            )
+            ).astype(jnp.float32)
             query_norms += jnp.sum(query * query, axis=1)
 
             @pl.when(group == width % groups)
@@ -192,7 +193,7 @@ def _select_kernel(
                 width = index32(width)
                 step = tile * widths + width
                 plgpu.barrier_wait(arrived.at[place(step)])
-                for q, k in _PRODUCTS:
+                for q, k in (pair for pair in _PRODUCTS if pair[0] < len(query_tiles)):
                     key = key_tiles[k].at[place(step)]
                     key = key if _by_columns() else key.transpose((1, 0))
                     plgpu.wgmma(total, query_tiles[q].at[width], key)

@@ -266,3 +266,16 @@ def test_norms_and_clipping_belong_to_the_optimiser_and_gradients_do_not(where, 
     one = Instruction(False, "fusion", "f32[]", "fusion", "")
     where = " < ".join(f"fwpkm_jax/training/{place}" for place in where.split(" < "))
     assert account.class_of("fusion", one, where, is_product=False) == kind
+
+
+def test_a_kernel_of_the_memories_that_adds_an_embeddings_gradient_up_is_not_theirs():
+    one = Instruction(False, "mpmd_map.1", "f32[]", "custom-call", "")
+    kernel = "pallas_kernels/slot_add/gpu.py:add"
+    kinds = [
+        account.class_of("slot_add", one, f"{kernel} < {by}", is_product=False)
+        for by in (
+            "fwpkm_jax/core/slots/values/scan.py:body",
+            "pallas_kernels/embed/api.py:_summed",
+        )
+    ]
+    assert kinds == ["memories: kernels", account.OTHERS]

@@ -61,7 +61,8 @@ def test_the_cases_reach_the_steady_state_of_every_kernel():
         *("product_top_k/steady", "slot_add/wide_distinct", "slot_add/wide_zipf"),
         *("slot_add/hottest", "slot_read/hottest", "slot_dot/wide_zipf"),
         *("chunk_gated_delta_rule/five_chunks/float32", "memory/1_groups", "memory/8_groups"),
-        *("memory/keys_paper_widths", "choice/key_scan"),
+        *("memory/keys_paper_widths/bfloat16", "choice/key_scan"),
+        *("mix_rms_norm/paper/bfloat16", "embed/paper"),
         *("chunk_gated_delta_rule/five_chunks/bfloat16", "choice/value_scan"),
     ):
         assert name in found
@@ -510,6 +511,14 @@ def test_an_account_stands_beside_the_one_before():
         "| products | 1,000 (1,000) | 2.0 (3.0) | 0.5 (0.5) | 1.0 | 2.0 |",
         "| gone | 0 (1,000) | 0.0 (1.0) | 0.0 (0.5) | 0.0 | 2.0 |",
         "| all | 3,000 (3,000) | 9.0 (9.0) | 1.0 (1.0) | 2.0 | 4.0 |",
+    ]
+    later = account("a", 0.0, products=3.0, gone=0.5)
+    del later["measured_on"]
+    head, _, *rows = account_table([account("a", 2.0, products=3.0, gone=1.0), later]).splitlines()
+    assert head.endswith("| GB (before) | H200 by the account, ms (before) |")
+    assert rows == [
+        "| gone | 1,000 (1,000) | 0.5 (1.0) | 0.5 (0.5) |",
+        "| all | 3,000 (3,000) | 9.0 (9.0) | 1.0 (1.0) |",
     ]
     with pytest.raises(ValueError, match="there are 1 accounts"):
         account_table([account("a", 2.0, products=3.0)])

@@ -50,6 +50,8 @@ class Entry:
     """Largest error of an output relative to its norm."""
     vjp_ratio: float = 1e-5
     """Largest error of a cotangent relative to its norm."""
+    outputs_have_kernels: bool = True
+    """Whether a kernel makes the outputs; else only the VJP is compiled ahead of time."""
     vjp_has_kernels: bool = True
     """Whether the VJP runs kernels that no operation's outputs run, so that compiling it ahead of
     time says more. XLA's own part, sorts above all, compiles ten times as long as a kernel."""

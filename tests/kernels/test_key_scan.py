@@ -19,7 +19,7 @@ from pallas_kernels.key_scan import gpu_add, key_loops
 from pallas_kernels.key_scan.api import loops_of
 from pallas_kernels.key_scan.gpu_add import TILE, add, query_terms, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back, to_queries
-from pallas_kernels.key_scan.specs import CHECK_RATIO, CHECKED, SPECS, errors_of
+from pallas_kernels.key_scan.specs import CHECK_RATIO, CHECKED, DTYPES, SPECS, errors_of
 from tests.kernels.entry import equal_or_close, programs
 
 CHUNKS, CHUNK, HEADS, CODEBOOKS, TOP_K = 3, 1, 2, 4, 3
@@ -171,13 +171,14 @@ def test_cotangents_of_queries_are_sums_over_the_chosen_sub_keys(top_k):
     equal_or_close(actual, expected.sum(-2), ratio=1e-6)
 
 
-@pytest.mark.slow_cases("two_chunks")
+@pytest.mark.slow_cases("two_chunks-float32", "two_chunks-bfloat16")
 @pytest.mark.thorough
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spec", [SPECS[0]], ids=lambda spec: spec.name)
-def test_whole_scans_and_their_cotangents_equal_plain_xla(spec):
+def test_whole_scans_and_their_cotangents_equal_plain_xla(spec, dtype):
     with dispatch.interpret_kernels("gpu"):
         ways = loops_of("gpu", spec.top_k), loops_of("reference", spec.top_k)
-        errors = errors_of(spec, *ways)
+        errors = errors_of(spec, *ways, dtype)
     assert errors["['ids']"] == 0
     assert max(errors.values()) < CHECK_RATIO, errors
 
@@ -192,9 +193,9 @@ KEY_WRITE = KeyWrite(learning_rate=1.0, loss_weight=1.0, score="idw")
 SIZES = {"tokens": 64, "subkeys": 128, "half": 128, "top_k": 8}
 
 
-def loops_for(sizes=(), **write):
+def loops_for(sizes=(), dtype=jnp.float32, **write):
     tokens, subkeys, half, top_k = (SIZES | dict(sizes)).values()
-    keys, queries = jnp.zeros((1, 2, subkeys, half)), jnp.zeros((2, tokens, 1, 2 * half))
+    keys, queries = jnp.zeros((1, 2, subkeys, half)), jnp.zeros((2, tokens, 1, 2 * half), dtype)
     key_write = dataclasses.replace(KEY_WRITE, **write)
     return key_loops(keys, queries, top_k=top_k, key_write=key_write)
 
@@ -209,11 +210,12 @@ def loops_for(sizes=(), **write):
         ({"top_k": 32}, {}, "top_k=32; at most 1024 and 16"),
         ({}, {"score": "dot"}, "score=dot"),
         ({}, {"loss_weight": 0.0}, "loss_weight=0.0"),
+        ({}, {"dtype": jnp.float16}, "dtypes float16 and float32"),
     ],
 )
 def test_what_the_kernels_do_not_take_runs_in_plain_xla_and_says_why(sizes, write, reason, caplog):
     with dispatch.interpret_kernels("gpu"), dispatch.checked_anew(), caplog.at_level("INFO"):
-        assert loops_for() != KeyLoops()
+        assert KeyLoops() not in (loops_for(), loops_for(dtype=jnp.bfloat16))
         assert loops_for(sizes, **write) == KeyLoops()
     assert reason in caplog.text
 

@@ -14,6 +14,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import cross_entropy, dispatch
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.add_rms_norm import specs as add_rms_norm_specs
+from pallas_kernels.mix_rms_norm import mix_rms_norm
+from pallas_kernels.mix_rms_norm import specs as mix_rms_norm_specs
 from pallas_kernels.cross_entropy import specs as cross_entropy_specs
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta import specs as gated_delta_specs
@@ -113,7 +115,7 @@ def test_a_wait_that_the_selection_leaves_out_is_found(monkeypatch):
     }
 
 
-def sums_of_keys(tiles):
+def sums_of_keys(tiles, dtype=jnp.float32):
     """The kernel with as many tiles of tokens for each program."""
     chunks, codebooks, top_k, tokens = 2, 2, 8, 64 * gpu_add.SPLITS * tiles
     chosen = (chunks, codebooks, top_k, tokens)
@@ -123,15 +125,16 @@ def sums_of_keys(tiles):
 
     return kernels_of(
         sums,
-        jax.ShapeDtypeStruct((chunks, tokens, codebooks * 128), jnp.float32),
+        jax.ShapeDtypeStruct((chunks, tokens, codebooks * 128), dtype),
         jax.ShapeDtypeStruct((1,), jnp.int32),
         jax.ShapeDtypeStruct(chosen, jnp.int32),
         jax.ShapeDtypeStruct(chosen, jnp.float32),
     )["key_scan_add"]
 
 
-def test_the_sums_of_the_key_scan_wait_for_their_queries_and_for_each_other():
-    kernel = sums_of_keys(4)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_sums_of_the_key_scan_wait_for_their_queries_and_for_each_other(dtype):
+    kernel = sums_of_keys(4, dtype)
     for group in range(2):
         assert barriers_missing(kernel, axes={"group": group}) == []
     assert unordered_accesses(kernel, axis="group") == []
@@ -187,6 +190,22 @@ def test_norms_share_no_memory_but_for_the_sums_of_their_rows():
 
     kernels = kernels_of(both, arrays)
     assert set(kernels) == {"add_rms_norm", "add_rms_norm_back"}
+    for kernel in kernels.values():
+        assert barriers_missing(kernel) == []
+        assert not kernel.params["jaxprs"][0].invars[len(kernel.invars) + len(kernel.outvars) :]
+
+
+def test_norms_of_mixes_share_no_memory_but_for_the_sums_of_their_rows():
+    spec = mix_rms_norm_specs.MixSpec(name="here", batch=2, length=48, width=256)
+    arrays = jax.eval_shape(lambda: mix_rms_norm_specs.sample(spec, jnp.bfloat16))
+
+    def both(arrays):
+        call = functools.partial(mix_rms_norm, eps=spec.eps, dtype=jnp.bfloat16, backend="pallas")
+        output, back = jax.vjp(lambda x: call(**x), arrays)
+        return back(output)
+
+    kernels = kernels_of(both, arrays)
+    assert set(kernels) == {"mix_rms_norm", "mix_rms_norm_back"}
     for kernel in kernels.values():
         assert barriers_missing(kernel) == []
         assert not kernel.params["jaxprs"][0].invars[len(kernel.invars) + len(kernel.outvars) :]

@@ -1,5 +1,7 @@
 """Gradients of the memory block, through its writes and in bfloat16."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.layers.memories.fast_weight import FastWeight
+from fwpkm_jax.rules import FwPKM, fwpkm
 from tests.layers.memory_block import (
     BATCH,
     CHUNK,
@@ -99,3 +102,33 @@ def test_bfloat16_activations_leave_a_float32_memory_and_finite_gradients():
         return jax.grad(loss, argnums=(0, 1))(params, x)
 
     chex.assert_tree_all_finite(jax.tree.leaves(gradients(params, x)))
+
+
+@pytest.mark.by_default("none")
+@pytest.mark.parametrize("query_norm", ["none", "l2"])
+def test_queries_that_stay_in_bfloat16_change_no_bit(query_norm, monkeypatch):
+    config = dataclasses.replace(CONFIG, query_norm=query_norm)
+    layer = FastWeight(config, MODEL, init_std=0.5, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(layer)
+    memory, x = layer.init_memory(jax.random.key(0)), sample().astype(jnp.bfloat16)
+    found = []
+    moved = fwpkm.move_keys
+
+    def recorded(keys, sequence, **how):
+        found.append(sequence.query.dtype)
+        return moved(keys, sequence, **how)
+
+    monkeypatch.setattr(fwpkm, "move_keys", recorded)
+
+    def results():
+        def loss(params, x):
+            y, after, _ = nnx.merge(graphdef, params)(x, memory)
+            return jnp.sum(jnp.cos(y.astype(jnp.float32))), (y, after)
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(params, x)
+
+    narrow = results()
+    monkeypatch.setattr(FwPKM, "narrow_queries", False)
+    wide = results()
+    assert found == [jnp.bfloat16 if query_norm == "none" else jnp.float32, jnp.float32]
+    jax.tree.map(np.testing.assert_array_equal, narrow, wide)

@@ -74,7 +74,8 @@ def move_keys(
 
     Args:
       keys: before the first chunk.
-      sequence: leaves `[groups, batch, length, ...]`; this device's part.
+      sequence: leaves `[groups, batch, length, ...]`; this device's part. Its queries may be
+        narrower than the keys, see `key_scan`.
       chunk_size: tokens of a sequence between two writes.
       find: from queries and keys to the best sub-keys of each query.
       key_write: how the keys move.
@@ -136,6 +137,7 @@ def _move_shared_keys(
     """
 
     def move(keys: SubKeys, chunk: SlotChunk) -> StepOutput:
+        chunk = chunk._replace(query=chunk.query.astype(keys.dtype))
         choice = find(chunk.query, keys)
         options = {"num_subkeys": keys.shape[2], "token_weights": chunk.addressed}
         usage = jax.lax.psum(sub_key_usage(choice, **options), token_axes)

@@ -39,7 +39,7 @@ from fwpkm_jax.layers.memories.documents import run_documents, within_documents
 from fwpkm_jax.layers.memories.parts import read_or_run, read_partitioned
 from fwpkm_jax.layers.memories.record import FastWeightInfo, call_info
 from fwpkm_jax.layers.memories.stream import advance, write_waiting
-from fwpkm_jax.layers.norms import RMSNorm, normed_maps
+from fwpkm_jax.layers.norms import RMSNorm, normed_maps, normed_mix_map
 from fwpkm_jax.layers.parameters import declare_linear
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.rules.base import check_memory
@@ -126,17 +126,30 @@ class FastWeight(nnx.Module):
         memory = self.config.rule.init(rng)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape)), memory)
 
-    def signals(self, x: Float[Array, "batch length model"], mask: TokenMask | None) -> Signals:
-        """The inputs of the memory for each token, in at least float32."""
+    def signals(
+        self,
+        x: Float[Array, "batch length model"],
+        mask: TokenMask | None,
+        *,
+        narrow: bool = False,
+    ) -> Signals:
+        """The inputs of the memory for each token, in at least float32.
+
+        With `narrow`, a projected query in bfloat16 that is not normalised stays as it is.
+        """
         rule = self.config.rule
         memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
         maps = [(self.query_norm, self.query_proj), (self.value_norm, self.value_proj)]
         if self.gate_proj is not None and self.gate_norm is not None:
             maps.append((self.gate_norm, self.gate_proj))
-        query, value, *gates = (y.astype(memory_dtype) for y in normed_maps(x, maps))
+        projected, *others = normed_maps(x, maps)
+        value, *gates = (y.astype(memory_dtype) for y in others)
+        query = projected.astype(memory_dtype)
         # The halves of the whole query, all heads together, as in the authors' release.
         halves = query.reshape(*query.shape[:-1], 2, -1)
         query = _NORMALIZERS[self.config.query_norm](halves)
+        if narrow and self.config.query_norm == "none" and projected.dtype == jnp.bfloat16:
+            query = projected
         query = query.reshape(*x.shape[:2], rule.num_heads, rule.key_dim)
         value = _NORMALIZERS[self.config.value_norm](value)
         gate = jnp.ones(x.shape[:2], memory_dtype)
@@ -146,15 +159,36 @@ class FastWeight(nnx.Module):
         return Signals(query, value, gate, real)
 
     def merge(
-        self, read: Float[Array, "batch length value"], signals: Signals, *, dtype: DTypeLike
+        self,
+        read: Float[Array, "batch length value"],
+        signals: Signals,
+        *,
+        dtype: DTypeLike,
+        sharing: int | None = None,
     ) -> Float[Array, "batch length model"]:
-        """The layer's output in `dtype`, from what the tokens read."""
+        """The layer's output in `dtype`, from what the tokens read.
+
+        `sharing` sequences have one memory, so the reads of their chunks stand one after the other.
+        None: these may be arrays of several devices, which no kernel takes.
+        """
         gate = signals.gate[..., None]
-        if self.config.gate_output:
-            mixed = gate * read + (1.0 - gate) * signals.value
+        if self.config.gate_output and sharing is not None:
+            output = normed_mix_map(
+                read,
+                signals.value,
+                signals.gate,
+                self.out_norm,
+                self.out_proj,
+                dtype=dtype,
+                sequences=sharing,
+                chunk_size=self.config.chunk_size,
+            )
         else:
-            mixed = read + signals.value
-        (output,) = normed_maps(mixed, [(self.out_norm, self.out_proj)], dtype=dtype)
+            if self.config.gate_output:
+                mixed = gate * read + (1.0 - gate) * signals.value
+            else:
+                mixed = read + signals.value
+            (output,) = normed_maps(mixed, [(self.out_norm, self.out_proj)], dtype=dtype)
         if self.config.gate_residual:
             output = gate * output
         return output.astype(dtype)
@@ -196,9 +230,12 @@ class FastWeight(nnx.Module):
         """
         config, rule = self.config, self.config.rule
         self._check(x, mask, memory, starts)
-        signals = self.signals(x, mask)
+        own = write and config.documents == "document"
+        # Memories of documents form their chunks anew, and parts of several devices are joined.
+        narrow = write and partition is None and not own and rule.narrow_queries
+        signals = self.signals(x, mask, narrow=narrow)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
-        if starts is not None and config.documents == "document" and write:
+        if starts is not None and own:
             check_own_memory(memory, len(x), partition)
             weighted = signals._replace(gate=loss_gate)
             out = run_documents(
@@ -237,9 +274,11 @@ class FastWeight(nnx.Module):
             memory, read, access, info = read_or_run(
                 config, memory, sequence, write=write, partition=partition
             )
+        sharing = None if partition is not None else len(x) // jax.tree.leaves(memory)[0].shape[0]
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
         facts = call_info(rule, signals, losses, sequence.paired, access, info, partition)
-        return self.merge(read, signals, dtype=x.dtype), memory, facts
+        output = self.merge(read, signals, dtype=x.dtype, sharing=sharing)
+        return output, memory, facts
 
     def init_pending(self, batch: int, groups: int, *, max_chunk_size: int, dtype: Any) -> Pending:
         """An empty queue for `stream`, leaves `[groups, batch // groups, capacity, ...]`."""

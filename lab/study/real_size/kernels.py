@@ -12,7 +12,9 @@ import jax
 from pallas_kernels import row_ops, verdicts
 from pallas_kernels.add_rms_norm import api as add_rms_norm
 from pallas_kernels.cross_entropy import api as cross_entropy
+from pallas_kernels.embed import api as embed
 from pallas_kernels.gated_delta import api as gated_delta
+from pallas_kernels.mix_rms_norm import api as mix_rms_norm
 from pallas_kernels.product_top_k import api as product_top_k
 from pallas_kernels.short_convolution import api as short_convolution
 from pallas_kernels.slot_read import api as slot_read
@@ -26,6 +28,8 @@ CHECKS: dict[str, Callable[..., None]] = {
     "slot_read": slot_read.check_read,
     "slot_dot": slot_read.check_dot,
     "add_rms_norm": add_rms_norm.check_norms,
+    "mix_rms_norm": mix_rms_norm.check_mixes,
+    "embed": embed.check_rows,
     "cross_entropy": cross_entropy.check_rows,
 }
 """Check of each operation of the models, the longest first."""

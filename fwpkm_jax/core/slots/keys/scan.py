@@ -77,7 +77,8 @@ def key_scan(
 
     Args:
       keys: before the first chunk, `[heads, 2, subkeys, key // 2]`.
-      queries: of every token.
+      queries: of every token, in the dtype of the keys; or in a narrower one, which kernels read as
+        it is: the results are those of the same numbers in the keys' dtype.
       token_weights: weight of each token in the addressing loss's average.
       find: from queries and keys to the best sub-keys.
       key_write: how the keys move, without `clip`; its score is that of `find`.
@@ -89,6 +90,8 @@ def key_scan(
     if key_write.clip is not None:
         raise ValueError(f"clip={key_write.clip} of a key write needs a scan of steps; use None.")
     loops = KeyLoops() if loops is None else loops
+    if loops == KeyLoops():
+        queries = queries.astype(keys.dtype)
     return _scan(find, key_write, loops, keys, queries, token_weights)
 
 
@@ -188,7 +191,7 @@ def _scan_back(key_write, loop, to_queries, residuals, cotangents):
     keys_bar, (gradient_bar, pulls) = loop(key_write, cotangents.keys, chunks, steps)
     queries_bar = to_queries(key_write, chunks, steps.pulls, gradient_bar, pulls)
     weights_bar = _by_chunks(functools.partial(_weights_cotangent, score=score))(
-        chunks, gradient_bar
+        chunks._replace(query=queries.astype(before.dtype)), gradient_bar
     )
     return keys_bar, queries_bar, weights_bar
 

@@ -1,0 +1,124 @@
+"""Mosaic GPU kernels: a warpgroup holds a row of the mix in registers, over several rows.
+
+The mix is never stored: the backward pass forms it anew from the two arrays.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from pallas_kernels.mosaic_gpu import index32, launch_rows, row, rows_of
+
+ROWS = 8
+"""Most rows of a program."""
+
+
+def forward(
+    x: jax.Array,
+    y: jax.Array,
+    gate: jax.Array,
+    *,
+    eps: float,
+    dtype: DTypeLike,
+    sequences: int,
+    chunk_size: int,
+) -> tuple[jax.Array, jax.Array]:
+    """The norm `[batch, length, width]`, and the inverse root mean squares `[batch, length]`.
+
+    Args:
+      x: `[groups, chunks, sequences, chunk, width]`, as the other functions of this file have it.
+      y: `[batch, length, width]`.
+      gate: `[batch, length]`.
+      eps, dtype: as in the public function.
+      sequences, chunk_size: of `x`.
+    """
+    batch, length, width = y.shape
+    tokens = batch * length
+    rows = rows_of(tokens, ROWS)
+
+    def kernel(x, y, gate, normed, inverses):
+        first = jax.lax.axis_index("program") * rows
+
+        def of_row(i: Any, _: None) -> None:
+            token = first + index32(i)
+            share = gate[token]
+            place = _place(token, length, sequences, chunk_size)
+            mixed = share * row(x, place) + (1.0 - share) * row(y, token)
+            inverse = jax.lax.rsqrt(jnp.sum(mixed * mixed) * (1 / width) + eps)
+            inverses[token] = inverse
+            normed[token] = (mixed * inverse).astype(normed.dtype)
+
+        jax.lax.fori_loop(0, rows, of_row, None)
+
+    normed, inverses = launch_rows(
+        kernel,
+        x.reshape(tokens, width),
+        y.reshape(tokens, width),
+        gate.reshape(tokens),
+        programs=tokens // rows,
+        out_type=[
+            jax.ShapeDtypeStruct((tokens, width), dtype),
+            jax.ShapeDtypeStruct((tokens,), jnp.float32),
+        ],
+        name="mix_rms_norm",
+    )
+    return normed.reshape(y.shape), inverses.reshape(gate.shape)
+
+
+def backward(
+    x: jax.Array,
+    y: jax.Array,
+    gate: jax.Array,
+    inverses: jax.Array,
+    normed_bar: jax.Array,
+    *,
+    sequences: int,
+    chunk_size: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Cotangents of `x`, `y` and `gate`, in their layouts."""
+    batch, length, width = y.shape
+    tokens = batch * length
+    rows = rows_of(tokens, ROWS)
+
+    def kernel(x, y, gate, inverses, normed_bar, x_bar, y_bar, gate_bar):
+        first = jax.lax.axis_index("program") * rows
+
+        def of_row(i: Any, _: None) -> None:
+            token = first + index32(i)
+            share, inverse = gate[token], inverses[token]
+            place = _place(token, length, sequences, chunk_size)
+            one, other = row(x, place), row(y, token)
+            above = row(normed_bar, token).astype(jnp.float32)
+            unit = (share * one + (1.0 - share) * other) * inverse
+            mixed_bar = inverse * (above - unit * (jnp.sum(above * unit) * (1 / width)))
+            x_bar[place] = share * mixed_bar
+            y_bar[token] = (1.0 - share) * mixed_bar
+            gate_bar[token] = jnp.sum((one - other) * mixed_bar)
+
+        jax.lax.fori_loop(0, rows, of_row, None)
+
+    like = jax.ShapeDtypeStruct((tokens, width), jnp.float32)
+    x_bar, y_bar, gate_bar = launch_rows(
+        kernel,
+        x.reshape(tokens, width),
+        y.reshape(tokens, width),
+        gate.reshape(tokens),
+        inverses.reshape(tokens),
+        normed_bar.reshape(tokens, width),
+        programs=tokens // rows,
+        out_type=[like, like, jax.ShapeDtypeStruct((tokens,), jnp.float32)],
+        name="mix_rms_norm_back",
+    )
+    return x_bar.reshape(x.shape), y_bar.reshape(y.shape), gate_bar.reshape(gate.shape)
+
+
+def _place(token: Any, length: int, sequences: int, chunk_size: int) -> Any:
+    """The row of `x` that belongs to a token of the batch."""
+    if sequences == 1:
+        return token
+    sequence, position = token // length, token % length
+    group, own = sequence // sequences, sequence % sequences
+    chunk, inside = position // chunk_size, position % chunk_size
+    return ((group * (length // chunk_size) + chunk) * sequences + own) * chunk_size + inside

@@ -1,0 +1,96 @@
+"""Rows of embeddings: ids outside the table, what XLA adds up by itself, and what is refused."""
+
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fwpkm_jax import LanguageModel, ModelConfig
+from pallas_kernels import dispatch
+from pallas_kernels.embed import api, embed
+from tests.kernels.entry import equations
+
+VOCAB, WIDTH = 8, 128
+
+
+@pytest.mark.parametrize("tokens", [[0, -1, -8], [8, 1, 1], [-9, 0, 2]])
+def test_ids_outside_the_table_give_nan_and_no_gradient(tokens):
+    table = jax.random.normal(jax.random.key(0), (VOCAB, WIDTH))
+    tokens = jnp.array(tokens)
+
+    def rows_and_gradient(backend):
+        rows, back = jax.vjp(lambda table: embed(table, tokens, backend=backend), table)
+        return rows, back(jnp.cos(jnp.arange(rows.size)).reshape(rows.shape))[0]
+
+    expected = rows_and_gradient("reference")
+    with dispatch.interpret_kernels("gpu"):
+        actual = jax.jit(rows_and_gradient, static_argnums=0)("pallas")
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), actual, expected)
+    outside = (np.array(tokens) >= VOCAB) | (np.array(tokens) < -VOCAB)
+    np.testing.assert_array_equal(np.isnan(actual[0]).all(-1), outside)
+
+
+def test_a_nan_of_an_id_outside_the_table_stays_out_of_its_gradient():
+    table, tokens = jnp.ones((VOCAB, WIDTH)), jnp.array([0, VOCAB])
+    with dispatch.interpret_kernels("gpu"):
+        gradient = jax.jit(jax.grad(lambda x: jnp.sum(embed(x, tokens, backend="pallas") ** 2)))
+        gradient = gradient(table)
+    np.testing.assert_array_equal(gradient, 2.0 * (jnp.arange(VOCAB) == 0)[:, None] * table)
+
+
+@functools.cache
+def model():
+    config = ModelConfig(
+        vocab_size=48, model_dim=WIDTH, mixers=("swa",), mlp_dim=16, memory_layers=(), pkm_layers=()
+    )
+    return nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("kernel", [None, "gpu"])
+def test_a_models_embedding_has_no_gradient_from_atomic_additions(kernel):
+    graph, params = model()
+
+    def loss(params, tokens):
+        return jnp.sum(nnx.merge(graph, params)(tokens, {}).logits)
+
+    tokens = jnp.zeros((2, 64), jnp.int32)
+    with contextlib.nullcontext() if kernel is None else dispatch.compile_kernels(kernel):
+        jaxpr = jax.make_jaxpr(jax.grad(loss))(params, tokens)
+    added = [
+        equation
+        for equation in equations(jaxpr.jaxpr)
+        if equation.primitive.name == "scatter-add"
+        and equation.outvars[0].aval.shape == params.embedding[...].shape
+    ]
+    assert len(added) == (1 if kernel is None else 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "length", "message"),
+    [
+        (jnp.bfloat16, 128, 3, "a table in bfloat16, only float32"),
+        (jnp.float32, 96, 3, "rows of 96 values, only multiples of 128"),
+        (jnp.float32, 128, 0, r"tokens of shape \(0,\), at least one"),
+    ],
+)
+def test_what_the_kernel_does_not_take_is_named(dtype, width, length, message):
+    table = jax.ShapeDtypeStruct((VOCAB, width), dtype)
+    tokens = jax.ShapeDtypeStruct((length,), jnp.int32)
+    call = functools.partial(embed, backend="pallas")
+    with dispatch.compile_kernels("gpu"), pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(call, table, tokens)
+
+
+@pytest.mark.thorough
+def test_a_wrong_kernel_fails_the_check_before_its_first_use(monkeypatch):
+    monkeypatch.setattr(api, "CHECKED", ("one_often",))
+    with dispatch.interpret_kernels("gpu"):
+        api.check_rows("gpu")
+    right = api._summed
+    monkeypatch.setattr(api, "_summed", lambda *x: right(*x).at[0].mul(2.0))
+    with dispatch.interpret_kernels("gpu"), pytest.raises(AssertionError, match="table"):
+        api.check_rows("gpu")

@@ -1,0 +1,120 @@
+"""Norms of gated mixes under bfloat16, in a memory layer, and what the kernels refuse."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fwpkm_jax import FastWeight, FastWeightConfig, FwPKM
+from fwpkm_jax.layers import norms
+from fwpkm_jax.layers.memories import fast_weight
+from fwpkm_jax.layers.norms import RMSNorm, normed_mix_map
+from pallas_kernels import dispatch
+from pallas_kernels.checks import relative_errors, results_of
+from pallas_kernels.mix_rms_norm import api, mix_rms_norm, specs
+
+SPEC = specs.MixSpec(name="here", batch=2, length=6, width=128)
+
+
+def test_a_result_in_bfloat16_is_the_float32_one_rounded():
+    arrays = specs.sample(SPEC, jnp.float32)
+    exact = mix_rms_norm(**arrays, eps=SPEC.eps, dtype=jnp.float32, backend="reference")
+    with dispatch.interpret_kernels("gpu"):
+        rounded = mix_rms_norm(**arrays, eps=SPEC.eps, dtype=jnp.bfloat16, backend="pallas")
+    assert rounded.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(rounded, np.float32), exact, rtol=2**-8)
+
+
+@pytest.mark.parametrize(("sequences", "chunk_size"), [(2, 3), (2, 4), (3, 3), (1, 2)])
+def test_the_order_of_rows_changes_nothing(sequences, chunk_size):
+    op = functools.partial(mix_rms_norm, eps=SPEC.eps, dtype=jnp.float32)
+    ordered = functools.partial(op, sequences=sequences, chunk_size=chunk_size)
+    arrays = specs.sample(SPEC, jnp.float32)
+    with dispatch.interpret_kernels("gpu"):
+        actual, expected = (results_of(x, arrays)("pallas") for x in (ordered, op))
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def maps_of(dtype):
+    norm, linear = RMSNorm(128), nnx.Linear(128, 8, dtype=dtype, rngs=nnx.Rngs(0))
+    norm.weight[...] = 0.3 * jax.random.normal(jax.random.key(0), (128,))
+    return nnx.split(nnx.List([norm, linear]))
+
+
+@pytest.mark.parametrize(("dtype", "ratio"), [("float32", 1e-6), ("bfloat16", 2e-2)])
+def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio, monkeypatch):
+    graph, params = maps_of(dtype)
+    arrays = specs.sample(SPEC, jnp.float32)
+
+    def results():
+        @jax.jit
+        def both(params, arrays):
+            def apply(params, arrays):
+                how = {"dtype": jnp.dtype(dtype), "sequences": 2, "chunk_size": 3}
+                inputs = (arrays[name] for name in ("x", "y", "gate"))
+                y = normed_mix_map(*inputs, *nnx.merge(graph, params), **how)
+                return y.astype(jnp.float32)
+
+            y, back = jax.vjp(apply, params, arrays)
+            return y, back(jnp.cos(y))
+
+        return both(params, arrays)
+
+    written = results()
+    # What is lowered for a GPU runs here, with its kernels interpreted.
+    monkeypatch.setattr(norms.jax.lax, "platform_dependent", lambda *x, cuda, default: cuda(*x))
+    with dispatch.interpret_kernels("gpu"), dispatch.default_backend("pallas"):
+        on_gpu = results()
+    for name, error in relative_errors(on_gpu, written).items():
+        assert error < ratio, name
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_memory_layer_names_the_order_of_its_reads(groups, monkeypatch):
+    rule = FwPKM(num_subkeys=8, key_dim=8, value_dim=8, top_k=2)
+    layer = FastWeight(FastWeightConfig(rule=rule, chunk_size=4), 16, rngs=nnx.Rngs(0))
+    memory, x = layer.init_memory(jax.random.key(1), groups=groups), jnp.ones((4, 12, 16))
+    asked = []
+
+    def recorded(*arrays, sequences, chunk_size, **how):
+        asked.append((sequences, chunk_size))
+        return normed_mix_map(*arrays, sequences=sequences, chunk_size=chunk_size, **how)
+
+    monkeypatch.setattr(fast_weight, "normed_mix_map", recorded)
+    layer(x, memory)
+    assert asked == [(4 // groups, 4)]
+
+
+@pytest.mark.parametrize(
+    ("width", "dtypes", "message"),
+    [
+        (96, "ffff", "rows of 96 values, only multiples of 128"),
+        (1152, "ffff", "rows of 1152 values, only multiples of 128 up to 1024"),
+        (128, "hhhf", "rows in float16, only float32"),
+        (128, "fhff", r"rows float16\[2, 3, 128\] beside rows float32\[2, 3, 128\]"),
+        (128, "ffhf", r"a gate float16\[2, 3\] of rows float32\[2, 3, 128\]"),
+        (128, "fffh", "a result in float16, only float32 and bfloat16"),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_named(width, dtypes, message):
+    x, y, gate, result = ({"f": jnp.float32, "h": jnp.float16}[name] for name in dtypes)
+    shape = (2, 3, width)
+    arrays = [jax.ShapeDtypeStruct(shape, x), jax.ShapeDtypeStruct(shape, y)]
+    arrays.append(jax.ShapeDtypeStruct(shape[:2], gate))
+    call = functools.partial(mix_rms_norm, eps=1e-5, dtype=result, backend="pallas")
+    with dispatch.compile_kernels("gpu"), pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(call, *arrays)
+
+
+@pytest.mark.thorough
+def test_a_wrong_kernel_fails_the_check_before_its_first_use(monkeypatch):
+    monkeypatch.setattr(api, "CHECKED", ("63_tokens",))
+    with dispatch.interpret_kernels("gpu"):
+        api.check_mixes("gpu")
+    right = api._backward
+    monkeypatch.setattr(api, "_backward", lambda *x: (*right(*x)[:2], 2 * right(*x)[2]))
+    with dispatch.interpret_kernels("gpu"), pytest.raises(AssertionError, match="gate"):
+        api.check_mixes("gpu")

@@ -14,12 +14,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import cross_entropy, dispatch
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.add_rms_norm import specs as add_rms_norm_specs
-from pallas_kernels.mix_rms_norm import mix_rms_norm
-from pallas_kernels.mix_rms_norm import specs as mix_rms_norm_specs
 from pallas_kernels.cross_entropy import specs as cross_entropy_specs
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta import specs as gated_delta_specs
 from pallas_kernels.key_scan import gpu_add
+from pallas_kernels.mix_rms_norm import mix_rms_norm
+from pallas_kernels.mix_rms_norm import specs as mix_rms_norm_specs
 from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.product_top_k import specs as top_k_specs
 from pallas_kernels.short_convolution import short_convolution

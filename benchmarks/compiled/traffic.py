@@ -174,7 +174,9 @@ def launch_of(
     label = kernel or one.name
     if kernel == "slot_add" and _tables([one, *inner], sizes.tokens * sizes.places) > 1:
         label = "slot_add into a log"
-    if label in KERNELS:
+    seen = [types.get(x, "") for x in one.operands] + [x.type for x in (one, *inner)]
+    widths = {_shape(array)[-1:] for type_ in seen for array in _ARRAY.finditer(type_)}
+    if label in KERNELS and (sizes.value,) in widths:  # Tables of other widths are counted whole.
         moved += sum(KERNELS[label]) * sizes.row_bytes
     operations = sum(map(functools.partial(_operations, inner), inner))
     products = [x for x in (one, *inner) if LIBRARY_PRODUCT in x.rest]

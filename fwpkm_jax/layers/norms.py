@@ -83,7 +83,7 @@ def normed_maps(
       dtype: of the normed inputs; None: that of `x`.
     """
     dtype = x.dtype if dtype is None else dtype
-    if not _fold(maps):
+    if not _can_fold(maps):
         return _written(x, maps, dtype)
     return jax.lax.platform_dependent(
         x,
@@ -126,12 +126,12 @@ def normed_mix_map(
         gate = gate[..., None]
         return _written(gate * x + (1.0 - gate) * y, maps, dtype)[0]
 
-    if not _fold(maps):
+    if not _can_fold(maps):
         return written(x, y, gate)
     return jax.lax.platform_dependent(x, y, gate, cuda=on_gpu, default=written)
 
 
-def _fold(maps: Sequence[tuple[RMSNorm, nnx.Linear]]) -> bool:
+def _can_fold(maps: Sequence[tuple[RMSNorm, nnx.Linear]]) -> bool:
     """Whether the norms' factors can go into the kernels."""
     return all(type(linear) is nnx.Linear for _, linear in maps)
 

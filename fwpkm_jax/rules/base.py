@@ -144,7 +144,11 @@ class AbstractRule(abc.ABC):
 
     @property
     def narrow_queries(self) -> bool:
-        """Whether `run_groups` gains by queries that stay in bfloat16 where they were made so."""
+        """Whether `run_groups` takes queries in bfloat16 beside other signals in float32.
+
+        A layer then leaves queries so that it projects in bfloat16 and does not normalise; the
+        results are those of the same queries in float32.
+        """
         return False
 
     def run_groups(

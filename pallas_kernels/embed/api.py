@@ -4,20 +4,23 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
 from fwpkm_jax.core.slots.values.grouping import group_slots
 from pallas_kernels.checks import assert_results_agree, refuse_rows
-from pallas_kernels.dispatch import Backend, Kernel, implementation, module_of
+from pallas_kernels.dispatch import Backend, Kernel, implementation
 from pallas_kernels.embed import reference
 from pallas_kernels.embed.specs import CHECK_RATIO, CHECKED, SPECS, sample
+from pallas_kernels.row_gradients import add
 
 OP = "embed"
+WIDEST = 1024
+"""Widest rows of the kernel, whose threads hold several of them in registers."""
 
 
 def embed(
     table: Float[Array, "vocab width"],
-    tokens: Int[Array, "*dims"],
+    tokens: Integer[Array, "*dims"],
     *,
     backend: Backend = "auto",
 ) -> Float[Array, "*dims width"]:
@@ -28,7 +31,7 @@ def embed(
     that two runs agree bit for bit.
 
     Args:
-      table: for the kernel float32, width a multiple of 128.
+      table: for the kernel float32, width a multiple of 128 up to 1,024.
       tokens: row of each token; negative ones count from the end.
       backend: "auto", "reference" or "pallas".
 
@@ -46,23 +49,21 @@ def embed(
     )
     if chosen == "reference":
         return reference.embed(table, tokens)
-    return _run(chosen, table, tokens)
+    return _run(chosen, table.shape[0], table, tokens)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(chosen: Kernel, table: jax.Array, tokens: jax.Array) -> jax.Array:
-    del chosen
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _run(chosen: Kernel, vocab: int, table: jax.Array, tokens: jax.Array) -> jax.Array:
+    del chosen, vocab
     return reference.embed(table, tokens)
 
 
-def _run_forward(chosen, table, tokens):
-    # Of the table, the backward pass needs its shape alone.
-    return _run(chosen, table, tokens), (tokens, jnp.zeros((table.shape[0], 0)))
+def _run_forward(chosen, vocab, table, tokens):
+    return _run(chosen, vocab, table, tokens), tokens
 
 
-def _run_backward(chosen, saved, rows_bar):
-    tokens, like = saved
-    return _summed(chosen, like.shape[0], tokens, rows_bar), None
+def _run_backward(chosen, vocab, tokens, rows_bar):
+    return _summed(chosen, vocab, tokens, rows_bar), None
 
 
 _run.defvjp(_run_forward, _run_backward)
@@ -71,16 +72,16 @@ _run.defvjp(_run_forward, _run_backward)
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _summed(chosen: Kernel, vocab: int, tokens: jax.Array, rows: jax.Array) -> jax.Array:
     """The sum of the tokens' rows for each id, `[vocab, width]`."""
-    ids = tokens.reshape(-1)
+    # Narrow and unsigned ids would wrap around at the size of the table.
+    ids = tokens.reshape(-1).astype(jnp.int32)
     ids = jnp.where(ids < 0, ids + vocab, ids)
     exists = (ids >= 0) & (ids < vocab)
-    # What has no row of the table adds nothing to its first one.
+    # Tokens outside the table are taken to its first row, and add zeros there.
     rows = jnp.where(exists[:, None], rows.reshape(ids.size, -1), 0.0)
     groups = group_slots(jnp.where(exists, ids, 0)[:, None], num_slots=vocab)
     table = jnp.zeros((vocab, rows.shape[1]), rows.dtype)
     ones = jnp.ones((ids.size, 1), rows.dtype)
-    add = module_of("slot_add", chosen).add
-    return add(table, groups, ones, rows, with_old_rows=False)[0]
+    return add(chosen, False, table, groups, ones, rows)[0]
 
 
 def _refusal(table: jax.Array, tokens: jax.Array, kernel: Kernel) -> str | None:
@@ -89,6 +90,8 @@ def _refusal(table: jax.Array, tokens: jax.Array, kernel: Kernel) -> str | None:
         return f"a table in {table.dtype}, only float32"
     if tokens.size == 0:
         return f"tokens of shape {tokens.shape}, at least one"
+    if table.shape[1] > WIDEST:
+        return f"rows of {table.shape[1]} values, at most {WIDEST}"
     return refuse_rows(table, (), kernel)
 
 

@@ -25,6 +25,7 @@ SPECS = (
     # Half of the tokens are one: more than a program adds up by itself.
     EmbedSpec(name="one_often", batch=2, length=150, vocab=8, width=128),
     EmbedSpec(name="100_tokens", length=100, vocab=300, width=768, small=False),
+    EmbedSpec(name="widest", length=600, vocab=300, width=1024, small=False, compiled=True),
     EmbedSpec(
         name="paper", batch=8, length=4096, vocab=32000, width=768, small=False, compiled=True
     ),

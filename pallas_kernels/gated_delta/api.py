@@ -43,8 +43,8 @@ def chunk_gated_delta_rule(
 
     Arguments, results and gradients are those of
     `core.recurrence.gated_delta.chunk_gated_delta_rule`, for any length and any initial state.
-    Kernels read bfloat16 or float32. They compute in float32; those of a GPU round the operands of
-    products to bfloat16 where queries, keys and values are bfloat16.
+    Kernels read bfloat16 or float32. They compute in float32; where queries, keys and values are
+    bfloat16, they round the operands of products to it.
 
     Args:
       query: `[batch, length, heads, key]`, key at most 128 for a kernel.

@@ -44,7 +44,8 @@ def chunk_decays(log_decay: jax.Array, side: SideBySide = ALONE) -> Decays:
     """
     row, column = side.positions(log_decay.shape[1] // side.heads)
     until = jnp.where(column <= row, log_decay, 0.0)  # [r, t]: t <= r
-    spans = side.product(until, mask(row > column, until))  # [r, s]: sum over s < t <= r
+    between = mask(row > column, until).astype(jnp.bfloat16 if side.rounded else until.dtype)
+    spans = side.careful_product(until, between, terms=3)  # [r, s]: sum over s < t <= r
     after = jnp.where(column > row, log_decay, 0.0)  # [s, t]: t > s
     return Decays(
         to_token=each(jnp.exp, side.sums(until)),
@@ -78,7 +79,8 @@ def write_inverse(overlap: jax.Array, beta: Columns, decays: Decays, side: SideB
         if block == 1:
             inverse = inverse - joining  # X is the identity.
         else:
-            inverse = inverse - side.product(inverse, side.product(joining, inverse))
+            joined = side.careful_product(joining, inverse)
+            inverse = inverse - side.careful_product(inverse, joined)
     return inverse
 
 

@@ -90,9 +90,9 @@ def chunk_backward(
 
     # Each log decay is part of every product that spans its token. As in `chunk_decays`, sum
     # exactly these terms instead of subtracting running sums.
-    spanning = product(
-        d_log_between, mask(row >= column, d_log_between), contract=(0, 0)
-    )  # [s, t]: sum r >= t
+    within = mask(row >= column, d_log_between)
+    within = within.astype(jnp.bfloat16 if side.rounded else within.dtype)
+    spanning = side.careful_product(d_log_between, within, contract=(0, 0))  # [s, t]: sum r >= t
     before = row < column  # The row's token is before the column's.
     d_log_decay = (
         column_sum(jnp.where(before, spanning + side.choose(d_log_to_end, size), 0.0))

@@ -3,7 +3,7 @@
 Kernels and reference compute the same sums in different orders, in float32. On the GPU each operand
 is split in two bfloat16 halves, which gives 16 bits of mantissa. They agree to about 1e-6 of a
 tensor's norm on a TPU and 1e-5 on a GPU; the tolerances of the tests are a few times larger. With
-bfloat16 arguments the GPU rounds operands to 8 bits; they agree to about 7e-3.
+bfloat16 arguments both round operands to 8 bits; they agree to about 7e-3.
 """
 
 from dataclasses import dataclass

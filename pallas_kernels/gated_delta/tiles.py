@@ -5,6 +5,8 @@ fill a unit of 128 x 128 and all lanes of a vector. A vector with one number per
 a row `[1, heads * chunk]`, or one column `[chunk, 1]` for each head.
 """
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,6 +25,8 @@ class SideBySide(NamedTuple):
     """Operations on tiles that hold so many heads side by side."""
 
     heads: int = 1
+    rounded: bool = False
+    """Whether products round their operands to bfloat16, for arguments that are in bfloat16."""
 
     def product(
         self, a: jax.Array, b: jax.Array, *, contract: tuple[int, int] = (1, 0)
@@ -34,6 +38,8 @@ class SideBySide(NamedTuple):
           b: another tile.
           contract: the axes of a head's parts of `a` and `b` to sum over: (1, 0), (1, 1) or (0, 0).
         """
+        if self.rounded:
+            a, b = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
         if self.heads == 1:
             return product(a, b, contract=contract)
         width_a, width_b = a.shape[1] // self.heads, b.shape[1] // self.heads
@@ -48,6 +54,25 @@ class SideBySide(NamedTuple):
         # All heads with all heads; the blocks on the diagonal are each head with itself.
         rows = jnp.split(product(a, b, contract=contract), self.heads, axis=0)
         return self.choose(rows, width_b)
+
+    def careful_product(
+        self, a: jax.Array, b: jax.Array, *, terms: int = 2, contract: tuple[int, int] = (1, 0)
+    ) -> jax.Array:
+        """`product` of operands that are not rounded: to 2^-17 with two terms, 2^-24 with three.
+
+        Each operand is a sum of bfloat16 terms, of which one in bfloat16 has one; the products of
+        small terms are left out.
+        """
+        if not self.rounded:
+            return self.product(a, b, contract=contract)
+        pairs = [
+            (left, right)
+            for i, left in enumerate(_terms(a, terms))
+            for j, right in enumerate(_terms(b, terms))
+            if i + j < terms
+        ]
+        products = [self.product(*pair, contract=contract) for pair in reversed(pairs)]
+        return functools.reduce(operator.add, products)
 
     def split(self, tile: jax.Array) -> list[jax.Array]:
         """Each head's part `[rows, width]` of a tile."""
@@ -136,6 +161,15 @@ def product(a: jax.Array, b: jax.Array, *, contract: tuple[int, int] = (1, 0)) -
         precision=jax.lax.Precision.DEFAULT if exact else jax.lax.Precision.HIGHEST,
         preferred_element_type=compute_dtype(a.dtype),
     )
+
+
+def _terms(x: jax.Array, count: int) -> list[jax.Array]:
+    """Bfloat16 tiles whose sum is the tile."""
+    terms = [x.astype(jnp.bfloat16)]
+    while x.dtype != jnp.bfloat16 and len(terms) < count:
+        x = x - terms[-1].astype(x.dtype)
+        terms.append(x.astype(jnp.bfloat16))
+    return terms
 
 
 def lanes(shape: tuple[int, ...]) -> jax.Array:

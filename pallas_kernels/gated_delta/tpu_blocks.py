@@ -45,7 +45,9 @@ class Blocks(NamedTuple):
             and block * max(key, value) <= MOST_LANES
         ]
         block = max(fitting, default=heads)
-        return cls(batch, length, heads, key, value, block, SideBySide(group), reverse)
+        rounded = all(x.dtype == jnp.bfloat16 for x in inputs[:3])
+        side = SideBySide(group, rounded)
+        return cls(batch, length, heads, key, value, block, side, reverse)
 
     @property
     def groups(self) -> int:

@@ -89,7 +89,7 @@ def check_keys(kernel: dispatch.Kernel) -> None:
     for spec in (spec for spec in SPECS if spec.name in CHECKED):
         loops = loops_of(kernel, spec.top_k), loops_of("reference", spec.top_k)
         for dtype in DTYPES:
-            for name, error in errors_of(spec, *loops, dtype).items():
+            for name, error in errors_of(spec, *loops, dtype=dtype).items():
                 if not error <= CHECK_RATIO:
                     raise AssertionError(
                         f"{name} differs by {error:.2g} of its norm ({spec.name}, {dtype})"

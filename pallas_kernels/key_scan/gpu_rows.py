@@ -124,8 +124,7 @@ def to_queries(
     step_pulls: jax.Array,
     pulls: jax.Array,
 ) -> jax.Array:
-    """The cotangents of the queries of all chunks, `[chunks, tokens, codebooks, half]`, in their
-    dtype.
+    """The cotangents of all queries, in their dtype, `[chunks, tokens, codebooks, half]`.
 
     Each is the sum over the token's places of
 

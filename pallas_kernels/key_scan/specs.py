@@ -49,7 +49,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 def errors_of(
-    spec: KeySpec, loops: KeyLoops, expected: KeyLoops, dtype: DTypeLike = "float32"
+    spec: KeySpec, loops: KeyLoops, expected: KeyLoops, *, dtype: DTypeLike = "float32"
 ) -> dict[str, float]:
     """Differences of keys, scores and all cotangents between two ways, relative to their norms.
 

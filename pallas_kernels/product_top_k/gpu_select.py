@@ -100,12 +100,12 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
     queries, chunk, high, *_ = operands
     del chunk
     columns, half = queries.shape[2], _key_tile(*high.shape[1:])[1]
-    groups, terms = _groups(), 1 if queries.dtype == jnp.bfloat16 else 3
+    groups, num_terms = _groups(), 1 if queries.dtype == jnp.bfloat16 else 3
 
     def kernel(*refs: Any) -> None:
         pl.run_scoped(
             functools.partial(_select_kernel, *refs, groups=groups, top_k=top_k, score=score),
-            tuple(_operand(TOKENS, WIDTH, slots=half // WIDTH) for _ in range(terms)),
+            tuple(_operand(TOKENS, WIDTH, slots=half // WIDTH) for _ in range(num_terms)),
             plgpu.Barrier(num_arrivals=groups, num_barriers=3),
             collective_axes="group",
         )

@@ -34,6 +34,34 @@ def test_ids_outside_the_table_give_nan_and_no_gradient(tokens):
     np.testing.assert_array_equal(np.isnan(actual[0]).all(-1), outside)
 
 
+@pytest.mark.parametrize(("dtype", "vocab"), [(jnp.uint8, 256), (jnp.uint8, 300)])
+def test_unsigned_ids_keep_their_gradients(dtype, vocab):
+    table, ids = jnp.ones((vocab, WIDTH)), [1, 50, 200, 255]
+    tokens = jnp.array(ids, dtype)
+    with dispatch.interpret_kernels("gpu"):
+        gradient = jax.jit(jax.grad(lambda x: jnp.sum(embed(x, tokens, backend="pallas"))))(table)
+    np.testing.assert_array_equal(np.flatnonzero(gradient.sum(1)), ids)
+
+
+@pytest.mark.thorough
+def test_rows_can_be_batched_and_differentiated_twice():
+    tables = jax.random.normal(jax.random.key(0), (2, VOCAB, WIDTH))
+    tokens = jnp.array([[0, 3, 3], [1, 1, 7]])
+
+    def of_gradient(backend):
+        def loss(table, tokens):
+            return jnp.sum(embed(table, tokens, backend=backend) ** 3)
+
+        def slope(table, tokens):
+            return jnp.sum(jax.grad(loss)(table, tokens) ** 2)
+
+        return jax.vmap(jax.grad(slope))(tables, tokens)
+
+    with dispatch.interpret_kernels("gpu"):
+        actual = jax.jit(of_gradient, static_argnums=0)("pallas")
+    np.testing.assert_allclose(actual, of_gradient("reference"), rtol=1e-4)
+
+
 def test_a_nan_of_an_id_outside_the_table_stays_out_of_its_gradient():
     table, tokens = jnp.ones((VOCAB, WIDTH)), jnp.array([0, VOCAB])
     with dispatch.interpret_kernels("gpu"):
@@ -74,6 +102,7 @@ def test_a_models_embedding_has_no_gradient_from_atomic_additions(kernel):
     [
         (jnp.bfloat16, 128, 3, "a table in bfloat16, only float32"),
         (jnp.float32, 96, 3, "rows of 96 values, only multiples of 128"),
+        (jnp.float32, 1152, 3, "rows of 1152 values, at most 1024"),
         (jnp.float32, 128, 0, r"tokens of shape \(0,\), at least one"),
     ],
 )

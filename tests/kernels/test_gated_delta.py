@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.recurrence import gated_delta as core
 from pallas_kernels import dispatch
 from pallas_kernels.checks import relative_errors, results_of
 from pallas_kernels.gated_delta import (
@@ -21,6 +20,7 @@ from pallas_kernels.gated_delta import (
 from pallas_kernels.gated_delta.gpu_chunk import span_sums
 from pallas_kernels.gated_delta.gpu_prepare import prepare
 from pallas_kernels.gated_delta.specs import SPECS, GatedDeltaSpec, sample
+from pallas_kernels.gated_delta.tiles import SideBySide
 from tests.kernels.entry import equations, programs
 
 SPEC = GatedDeltaSpec(name="here", length=20, key=8, value=16)
@@ -61,15 +61,35 @@ def test_the_check_before_first_use_notices_a_wrong_kernel(monkeypatch):
         api.check_rule("tpu")
 
 
-@pytest.mark.thorough
-@pytest.mark.usefixtures("_interpreted")
-def test_bfloat16_inputs_are_computed_with_in_float32():
-    arrays = sample(SPEC, jnp.bfloat16)
-    actual = with_gradients(functools.partial(chunk_gated_delta_rule, backend="pallas"), arrays)
-    expected = with_gradients(core.chunk_gated_delta_rule, arrays)
+@pytest.mark.by_default("wide_keys")
+@pytest.mark.parametrize("name", ["wide_keys", "strong_writes", "strong_decay", "six_heads"])
+def test_a_tpus_kernels_for_bfloat16_agree_with_the_reference(name):
+    arrays = sample(next(spec for spec in SPECS if spec.name == name), jnp.bfloat16)
+    results = results_of(chunk_gated_delta_rule, arrays)
+    with dispatch.interpret_kernels("tpu"):
+        actual = results("pallas")
     assert actual[0][0].dtype == jnp.float32
-    assert_close(actual[0], expected[0], 2e-6)
-    assert_close(actual[1], expected[1], 1e-3)  # Some gradients round to the other bfloat16.
+    for path, error in relative_errors(actual, results("reference")).items():
+        assert error < (1e-3 if "log_decay" in path else 1e-2), path
+
+
+@pytest.mark.parametrize(("terms", "ratio"), [(2, 2.0**-16), (3, 2.0**-23)])
+@pytest.mark.parametrize("contract", [(1, 0), (1, 1), (0, 0)])
+def test_careful_products_of_rounded_tiles_keep_the_digits_of_their_terms(terms, ratio, contract):
+    side = SideBySide(2, rounded=True)
+    a, b = jax.random.normal(jax.random.key(0), (2, 64, 128))
+    axes = [("r", "s"), ("s", "v")]
+    axes[0] = ("s", "r") if contract[0] == 0 else axes[0]
+    axes[1] = ("v", "s") if contract[1] == 1 else axes[1]
+    letters = ",".join(f"{x}h{y}" for x, y in axes)
+    heads = (np.asarray(x, np.float64).reshape(64, 2, 64) for x in (a, b))
+    expected = np.einsum(f"{letters}->rhv", *heads).reshape(64, 128)
+    with jax.disable_jit():  # XLA may leave out that a number is rounded and widened again.
+        careful = side.careful_product(a, b, terms=terms, contract=contract)
+        rounded = side.product(a, b, contract=contract)
+    norm = np.linalg.norm(expected)
+    assert np.linalg.norm(careful - expected) < ratio * norm
+    assert 2.0**-10 * norm < np.linalg.norm(rounded - expected) < 2.0**-7 * norm
 
 
 @pytest.mark.thorough

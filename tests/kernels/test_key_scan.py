@@ -178,7 +178,7 @@ def test_cotangents_of_queries_are_sums_over_the_chosen_sub_keys(top_k):
 def test_whole_scans_and_their_cotangents_equal_plain_xla(spec, dtype):
     with dispatch.interpret_kernels("gpu"):
         ways = loops_of("gpu", spec.top_k), loops_of("reference", spec.top_k)
-        errors = errors_of(spec, *ways, dtype)
+        errors = errors_of(spec, *ways, dtype=dtype)
     assert errors["['ids']"] == 0
     assert max(errors.values()) < CHECK_RATIO, errors
 

@@ -38,6 +38,21 @@ def test_the_order_of_rows_changes_nothing(sequences, chunk_size):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
+def test_mixes_can_be_batched():
+    arrays = jax.tree.map(lambda x: jnp.stack([x, -x]), specs.sample(SPEC, jnp.float32))
+    op = functools.partial(mix_rms_norm, eps=SPEC.eps, dtype=jnp.float32)
+
+    columns = jnp.arange(128.0)[None, None]
+
+    def batched(*, backend, **arrays):
+        return jax.vmap(lambda x: op(**x, backend=backend) * columns)(arrays)
+
+    with dispatch.interpret_kernels("gpu"):
+        actual = results_of(batched, arrays)("pallas")
+    expected = results_of(batched, arrays)("reference")
+    assert max(relative_errors(actual, expected).values()) < 1e-5
+
+
 def maps_of(dtype):
     norm, linear = RMSNorm(128), nnx.Linear(128, 8, dtype=dtype, rngs=nnx.Rngs(0))
     norm.weight[...] = 0.3 * jax.random.normal(jax.random.key(0), (128,))
@@ -85,7 +100,9 @@ def test_a_memory_layer_names_the_order_of_its_reads(groups, monkeypatch):
 
     monkeypatch.setattr(fast_weight, "normed_mix_map", recorded)
     layer(x, memory)
-    assert asked == [(4 // groups, 4)]
+    layer(x, memory, write=False)  # Whole sequences read, one after the other.
+    layer.stream(x, memory, layer.init_pending(4, groups, max_chunk_size=4, dtype=jnp.float32))
+    assert asked == [(4 // groups, 4), (1, 4), (1, 4)]
 
 
 @pytest.mark.parametrize(

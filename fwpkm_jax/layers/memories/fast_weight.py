@@ -164,15 +164,15 @@ class FastWeight(nnx.Module):
         signals: Signals,
         *,
         dtype: DTypeLike,
-        sharing: int | None = None,
+        sequences: int | None = 1,
     ) -> Float[Array, "batch length model"]:
         """The layer's output in `dtype`, from what the tokens read.
 
-        `sharing` sequences have one memory, so the reads of their chunks stand one after the other.
-        None: these may be arrays of several devices, which no kernel takes.
+        So many neighbouring `sequences` were read chunk by chunk, so that their reads of a chunk
+        stand one after the other. None: arrays of several devices, which no kernel takes.
         """
         gate = signals.gate[..., None]
-        if self.config.gate_output and sharing is not None:
+        if self.config.gate_output and sequences is not None:
             output = normed_mix_map(
                 read,
                 signals.value,
@@ -180,7 +180,7 @@ class FastWeight(nnx.Module):
                 self.out_norm,
                 self.out_proj,
                 dtype=dtype,
-                sequences=sharing,
+                sequences=sequences,
                 chunk_size=self.config.chunk_size,
             )
         else:
@@ -230,7 +230,7 @@ class FastWeight(nnx.Module):
         """
         config, rule = self.config, self.config.rule
         self._check(x, mask, memory, starts)
-        own = write and config.documents == "document"
+        own = write and starts is not None and config.documents == "document"
         # Memories of documents form their chunks anew, and parts of several devices are joined.
         narrow = write and partition is None and not own and rule.narrow_queries
         signals = self.signals(x, mask, narrow=narrow)
@@ -249,7 +249,9 @@ class FastWeight(nnx.Module):
                 partition=partition,
             )
             facts = call_info(rule, signals, out.losses, out.paired, out.access, None, partition)
-            return self.merge(out.read, signals, dtype=x.dtype), out.memory, facts
+            sequences = None if partition is not None else 1
+            output = self.merge(out.read, signals, dtype=x.dtype, sequences=sequences)
+            return output, out.memory, facts
 
         # Each token is paired with the value that it should have read.
         sequence = rule.sequence(
@@ -274,10 +276,11 @@ class FastWeight(nnx.Module):
             memory, read, access, info = read_or_run(
                 config, memory, sequence, write=write, partition=partition
             )
-        sharing = None if partition is not None else len(x) // jax.tree.leaves(memory)[0].shape[0]
+        shared = len(x) // jax.tree.leaves(memory)[0].shape[0] if write else 1
+        sequences = None if partition is not None else shared
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
         facts = call_info(rule, signals, losses, sequence.paired, access, info, partition)
-        output = self.merge(read, signals, dtype=x.dtype, sharing=sharing)
+        output = self.merge(read, signals, dtype=x.dtype, sequences=sequences)
         return output, memory, facts
 
     def init_pending(self, batch: int, groups: int, *, max_chunk_size: int, dtype: Any) -> Pending:
@@ -375,7 +378,9 @@ class FastWeight(nnx.Module):
         # A pair counts in the losses of the call that brings both of its tokens.
         losses = loss_gate * paired * jnp.mean((read - target) ** 2, axis=-1)
         facts = call_info(rule, signals, losses, paired, access, None, partition)
-        return self.merge(read, signals, dtype=x.dtype), memory, pending, facts
+        sequences = None if partition is not None else 1
+        output = self.merge(read, signals, dtype=x.dtype, sequences=sequences)
+        return output, memory, pending, facts
 
     def flush(
         self, memory: Memory, pending: Pending, *, partition: Partition | None = None

@@ -9,15 +9,24 @@ from tests.benchmarks.programs import result, run_apart
 @pytest.mark.aot
 def test_the_gated_delta_rules_kernels_have_a_schedule_for_a_tpu(tmp_path):
     absent_device("v5e")  # Skips where its compiler is not installed.
-    out = tmp_path / "kernels.json"
-    options = ("--size", "paper_widths", "--devices", "v5e", "--out", out)
-    run_apart("benchmarks.compiled.tpu_schedule", *options, JAX_PLATFORMS="cpu")
-    forward, backward, together = result(out)["rows"]
-    for row in (forward, backward):
+
+    def rows(dtype):
+        out = tmp_path / f"{dtype}.json"
+        options = ("--size", "paper_widths", "--devices", "v5e", "--dtype", dtype, "--out", out)
+        run_apart("benchmarks.compiled.tpu_schedule", *options, JAX_PLATFORMS="cpu")
+        return result(out)["rows"]
+
+    *wide, together = rows("float32")
+    *narrow, _ = rows("bfloat16")
+    for row in (*wide, *narrow):
         assert row["million_cycles"] == row["programs"] * row["bundles"] / 1e6
+    for row in wide:
         # The unit for products is the busiest: heads side by side fill it.
         assert max(row["used"], key=row["used"].get) == "MXU"
         assert row["used"]["MXU"] > 0.8
+    # A product of operands that are rounded to bfloat16 is one pass through it in place of six.
+    cycles = [sum(row["million_cycles"] for row in kernels) for kernels in (narrow, wide)]
+    assert cycles[0] < 0.6 * cycles[1]
     assert together["temporary"] >= 0
 
 

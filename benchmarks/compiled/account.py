@@ -234,7 +234,7 @@ def class_of(kernel: str, one: Instruction, where: str, *, is_product: bool) -> 
       is_product: whether it multiplies matrices.
     """
     if re.search(_EMBEDDING, where):
-        return OTHERS  # Its kernel is the memories'.
+        return OTHERS  # Although it uses a kernel of the memories.
     if kernel != one.name:
         named = next((kind for name, kind in KERNELS if re.search(name, kernel)), None)
         if named is not None:

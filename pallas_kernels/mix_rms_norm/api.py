@@ -71,41 +71,40 @@ def mix_rms_norm(
     laid = x.reshape(
         batch // sequences, sequences, length // chunk_size, chunk_size, width
     ).swapaxes(1, 2)
-    return _run(float(eps), jnp.dtype(dtype), sequences, chunk_size, laid, y, gate)
+    return _run(float(eps), jnp.dtype(dtype), laid, y, gate)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _run(eps, dtype, sequences, chunk_size, *arrays) -> jax.Array:
-    return _forward(eps, dtype, sequences, chunk_size, *arrays)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _run(eps, dtype, *arrays) -> jax.Array:
+    return _forward(eps, dtype, *arrays)[0]
 
 
-def _run_forward(eps, dtype, sequences, chunk_size, *arrays):
-    normed, inverses = _forward(eps, dtype, sequences, chunk_size, *arrays)
+def _run_forward(eps, dtype, *arrays):
+    normed, inverses = _forward(eps, dtype, *arrays)
     return normed, (*arrays, inverses)
 
 
-def _run_backward(eps, dtype, sequences, chunk_size, saved, normed_bar):
+def _run_backward(eps, dtype, saved, normed_bar):
     del eps, dtype
-    return _backward(sequences, chunk_size, *saved, normed_bar)
+    return _backward(*saved, normed_bar)
 
 
 _run.defvjp(_run_forward, _run_backward)
 
 
 # `jit` traces these once for equal arguments, so a model lowers its kernels once, not per layer.
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _forward(eps, dtype, sequences, chunk_size, *arrays) -> tuple[jax.Array, jax.Array]:
-    from pallas_kernels.mix_rms_norm import gpu
-
-    how = {"sequences": sequences, "chunk_size": chunk_size}
-    return gpu.forward(*arrays, eps=eps, dtype=dtype, **how)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _backward(sequences, chunk_size, *arrays) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _forward(eps, dtype, *arrays) -> tuple[jax.Array, jax.Array]:
     from pallas_kernels.mix_rms_norm import gpu
 
-    return gpu.backward(*arrays, sequences=sequences, chunk_size=chunk_size)
+    return gpu.forward(*arrays, eps=eps, dtype=dtype)
+
+
+@jax.jit
+def _backward(*arrays) -> tuple[jax.Array, jax.Array, jax.Array]:
+    from pallas_kernels.mix_rms_norm import gpu
+
+    return gpu.backward(*arrays)
 
 
 def _refusal(

@@ -22,8 +22,6 @@ def forward(
     *,
     eps: float,
     dtype: DTypeLike,
-    sequences: int,
-    chunk_size: int,
 ) -> tuple[jax.Array, jax.Array]:
     """The norm `[batch, length, width]`, and the inverse root mean squares `[batch, length]`.
 
@@ -32,10 +30,9 @@ def forward(
       y: `[batch, length, width]`.
       gate: `[batch, length]`.
       eps, dtype: as in the public function.
-      sequences, chunk_size: of `x`.
     """
     batch, length, width = y.shape
-    tokens = batch * length
+    tokens, laid = batch * length, x.shape
     rows = rows_of(tokens, ROWS)
 
     def kernel(x, y, gate, normed, inverses):
@@ -44,7 +41,7 @@ def forward(
         def of_row(i: Any, _: None) -> None:
             token = first + index32(i)
             share = gate[token]
-            place = _place(token, length, sequences, chunk_size)
+            place = _place(token, laid)
             mixed = share * row(x, place) + (1.0 - share) * row(y, token)
             inverse = jax.lax.rsqrt(jnp.sum(mixed * mixed) * (1 / width) + eps)
             inverses[token] = inverse
@@ -73,13 +70,10 @@ def backward(
     gate: jax.Array,
     inverses: jax.Array,
     normed_bar: jax.Array,
-    *,
-    sequences: int,
-    chunk_size: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Cotangents of `x`, `y` and `gate`, in their layouts."""
     batch, length, width = y.shape
-    tokens = batch * length
+    tokens, laid = batch * length, x.shape
     rows = rows_of(tokens, ROWS)
 
     def kernel(x, y, gate, inverses, normed_bar, x_bar, y_bar, gate_bar):
@@ -88,7 +82,7 @@ def backward(
         def of_row(i: Any, _: None) -> None:
             token = first + index32(i)
             share, inverse = gate[token], inverses[token]
-            place = _place(token, length, sequences, chunk_size)
+            place = _place(token, laid)
             one, other = row(x, place), row(y, token)
             above = row(normed_bar, token).astype(jnp.float32)
             unit = (share * one + (1.0 - share) * other) * inverse
@@ -114,11 +108,13 @@ def backward(
     return x_bar.reshape(x.shape), y_bar.reshape(y.shape), gate_bar.reshape(gate.shape)
 
 
-def _place(token: Any, length: int, sequences: int, chunk_size: int) -> Any:
-    """The row of `x` that belongs to a token of the batch."""
+def _place(token: Any, laid: tuple[int, ...]) -> Any:
+    """The row of `x`, which has the shape `laid`, that belongs to a token of the batch."""
+    _, chunks, sequences, chunk_size, _ = laid
     if sequences == 1:
         return token
+    length = chunks * chunk_size
     sequence, position = token // length, token % length
     group, own = sequence // sequences, sequence % sequences
     chunk, inside = position // chunk_size, position % chunk_size
-    return ((group * (length // chunk_size) + chunk) * sequences + own) * chunk_size + inside
+    return ((group * chunks + chunk) * sequences + own) * chunk_size + inside

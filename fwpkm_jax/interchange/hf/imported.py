@@ -18,6 +18,7 @@ from fwpkm_jax.interchange.hf.model_folder import (
     NOTE,
     ModelFolder,
     ParameterDtype,
+    Tensors,
     open_folder,
     read_weights,
 )
@@ -47,6 +48,7 @@ def import_model(
     dtype: ParameterDtype | None = None,
     mesh: MeshConfig | None = None,
     revision: str | None = None,
+    files: Tensors | None = None,
     say: Callable[[str], None] = print,
 ) -> Path:
     """Starts a run whose step 0 is the model of a folder; needs neither torch nor transformers.
@@ -62,6 +64,7 @@ def import_model(
       dtype: of the matrices; None: as they are stored.
       mesh: devices that the weights are read onto; the run's own.
       revision: of a model on the hub: branch, tag or commit; None: the main branch.
+      files: the tensors, where they are not in the folder.
       say: prints a line.
 
     Returns:
@@ -85,7 +88,7 @@ def import_model(
             f"revision={revision!r} is of a model on the hub, and {folder} is a path here; leave "
             "it out, or name the model as owner/name."
         )
-    source = open_folder(folder, dtype=dtype)
+    source = open_folder(folder, dtype=dtype, files=files)
     for what, number in source.left_out.items():
         say(f"Left out: {number} tensors of the {what}, for which this package has no place.")
     mesh = MeshConfig() if mesh is None else mesh

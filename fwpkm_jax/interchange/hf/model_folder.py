@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import ItemsView, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,16 @@ _OTHER_MODEL = "import a model of a family that `fwpkm import hf --help` names"
 ParameterDtype = Literal["float32", "bfloat16"]
 
 
+class Tensors(Protocol):
+    """Tensors by name, as `TensorFiles`."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+    def items(self) -> ItemsView[str, Any]: ...
+    def read(self, name: str) -> np.ndarray: ...
+
+
 class ModelFolder(NamedTuple):
     """A folder whose configuration and names have been checked; no tensor is read yet.
 
@@ -55,7 +66,7 @@ class ModelFolder(NamedTuple):
 
     config: ModelConfig
     text: dict[str, Any]
-    files: TensorFiles
+    files: Tensors
     stored: dict[str, str]
     parts: Parts
     left_out: dict[str, int]
@@ -66,12 +77,15 @@ class ModelFolder(NamedTuple):
         return FAMILIES[self.text["model_type"]]
 
 
-def open_folder(folder: str | Path, *, dtype: ParameterDtype | None = None) -> ModelFolder:
+def open_folder(
+    folder: str | Path, *, dtype: ParameterDtype | None = None, files: Tensors | None = None
+) -> ModelFolder:
     """What a folder holds, checked by the headers of its files.
 
     Args:
       folder: with `config.json` and safetensors files, as the transformers library saves them.
       dtype: of the matrices; None: bfloat16 where all of them are stored so, else float32.
+      files: the tensors, where they are not in the folder.
 
     Raises:
       FileNotFoundError: a file is missing.
@@ -88,7 +102,7 @@ def open_folder(folder: str | Path, *, dtype: ParameterDtype | None = None) -> M
         note = values.get(NOTE)
         if note is not None:
             config = _noted(note, config)
-    files = TensorFiles(folder)
+    files = TensorFiles(folder) if files is None else files
     _check_counts(config, files, path)
     stored = {plain_name(name): name for name in files}
     if len(stored) < len(files):
@@ -191,7 +205,7 @@ def _noted(note: Any, imported: ModelConfig) -> ModelConfig:
     return config
 
 
-def _check_counts(config: ModelConfig, files: TensorFiles, path: Path) -> None:
+def _check_counts(config: ModelConfig, files: Tensors, path: Path) -> None:
     """Refuses layers and experts of which the files cannot hold one tensor each."""
     if len(config.mixers) > len(files):
         what = f"num_hidden_layers={len(config.mixers)}"
@@ -230,7 +244,7 @@ def _as_stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return made
 
 
-def _check_tied(files: TensorFiles, stored: dict[str, str], folder: Path) -> None:
+def _check_tied(files: Tensors, stored: dict[str, str], folder: Path) -> None:
     """A head that is stored beside the embedding it is tied to must be equal to it."""
     embedding = stored.get(EMBEDDING)
     if embedding is None:

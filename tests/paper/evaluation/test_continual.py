@@ -130,7 +130,12 @@ def test_limits_bound_both_parts(model, memory, result):
 
 @pytest.mark.thorough
 def test_fast_weights_may_be_rounded_after_every_batch(model, memory, result):
-    rounded = evaluate(model, memory, fast_weight_dtype="bfloat16")
+    rounded = CONTINUAL.of_model(
+        *(model, memory),
+        config=ContinualConfig(batch_size=BATCH),
+        domains=DOMAINS,
+        fast_weight_dtype="bfloat16",
+    )
     assert rounded.record["provenance"]["fast_weight_dtype"] == "bfloat16"
     assert result.record["provenance"]["fast_weight_dtype"] == "float32"
     difference = np.abs(rounded.arrays["loss_law"] - result.arrays["loss_law"])

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
 from fwpkm_jax.layers.mixers.base import (
     AbstractMixer,
@@ -24,7 +25,6 @@ from fwpkm_jax.layers.mixers.titans import Titans
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.mixers.titans_mac import TitansGate, TitansMAC
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
 
 Output = Float[Array, "batch length model"]
@@ -172,37 +172,21 @@ class TitansMAL(AbstractMixer):
         starts: Starts = None,
         cache: TitansPairCache | None = None,
         before: ReadBefore | None = None,
+        axis: SequenceAxis | None = None,
     ) -> tuple[Output, TitansPairCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
+        """The layer's output, and the cache to continue from; see `AbstractMixer.mix`.
 
-        Memory and window have both read the tokens `before` each document.
+        Memory and window have both read the tokens `before` each document. Shards of sequences go
+        through the memory in turn, then through the window at the same time.
         """
         attention, memory = (None, None) if cache is None else cache
         of_attention, of_memory = None, None
         if before is not None:
             of_attention, of_memory = (ReadBefore(own, before.number) for own in before.cache)
-        options: dict[str, Any] = {"mask": mask, "starts": starts}
-        remembered, memory = self.memory.mix(x, cache=memory, before=of_memory, **options)
-        y, attention = self.attention.mix(
-            self.norm(remembered), cache=attention, before=of_attention, **options
-        )
-        return y, None if cache is None else TitansPairCache(attention, memory)
-
-    def mix_sequence(
-        self,
-        x: Output,
-        partition: Partition,
-        *,
-        mask: Mask = None,
-        starts: Starts = None,
-        cache: TitansPairCache | None = None,
-    ) -> tuple[Output, TitansPairCache | None]:
-        """The memory in turn, then the window of each part."""
-        attention, memory = (None, None) if cache is None else cache
-        given: dict[str, Any] = {"mask": mask, "starts": starts}
-        remembered, memory = self.memory.mix_sequence(x, partition, cache=memory, **given)
-        y, attention = self.attention.mix_sequence(
-            self.norm(remembered), partition, cache=attention, **given
+        given: dict[str, Any] = {"mask": mask, "starts": starts, "axis": axis}
+        remembered, memory = self.memory.mix_shard(x, cache=memory, before=of_memory, **given)
+        y, attention = self.attention.mix_shard(
+            self.norm(remembered), cache=attention, before=of_attention, **given
         )
         return y, None if cache is None else TitansPairCache(attention, memory)
 
@@ -241,35 +225,22 @@ class TitansMAG(AbstractMixer):
         mask: Mask = None,
         starts: Starts = None,
         cache: TitansPairCache | None = None,
+        axis: SequenceAxis | None = None,
     ) -> tuple[Output, TitansPairCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
-        attention, memory = (None, None) if cache is None else cache
+        """The layer's output, and the cache to continue from; see `AbstractMixer.mix`.
+
+        Shards of sequences go through the memory in turn and through the window at the same time;
+        with persistent tokens through both in turn.
+        """
         tokens = None
         if isinstance(self.memory, PersistentTokens):
+            if axis is not None:
+                return self.mix_in_turn(x, axis=axis, cache=cache, mask=mask, starts=starts)
             tokens = self.memory.tokens[...].astype(x.dtype)
-        y, attention = self.attention.mix(
-            x, mask=mask, starts=starts, cache=attention, persistent=tokens
-        )
-        remembered, memory = self.memory(x, mask=mask, starts=starts, cache=memory)
-        out = self.gate(y, remembered)
-        return out, None if cache is None else TitansPairCache(attention, memory)
-
-    def mix_sequence(
-        self,
-        x: Output,
-        partition: Partition,
-        *,
-        mask: Mask = None,
-        starts: Starts = None,
-        cache: TitansPairCache | None = None,
-    ) -> tuple[Output, TitansPairCache | None]:
-        """The window of each part, and the memory in turn; with persistent tokens both in turn."""
-        if isinstance(self.memory, PersistentTokens):
-            return super().mix_sequence(x, partition, mask=mask, starts=starts, cache=cache)
         attention, memory = (None, None) if cache is None else cache
-        given: dict[str, Any] = {"mask": mask, "starts": starts}
-        y, attention = self.attention.mix_sequence(x, partition, cache=attention, **given)
-        remembered, memory = self.memory.mix_sequence(x, partition, cache=memory, **given)
+        given: dict[str, Any] = {"mask": mask, "starts": starts, "axis": axis}
+        y, attention = self.attention.mix_shard(x, cache=attention, persistent=tokens, **given)
+        remembered, memory = self.memory.mix_shard(x, cache=memory, **given)
         out = self.gate(y, remembered)
         return out, None if cache is None else TitansPairCache(attention, memory)
 

@@ -59,6 +59,7 @@ class GatedDeltaNet(AbstractMatrixRule):
     decay: ClassVar = "head"
     strength: ClassVar = True
     transition: ClassVar = "mixes_keys"
+    learned_gates: ClassVar = SOFTPLUS_GATES
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
@@ -86,10 +87,6 @@ class GatedDeltaNet(AbstractMatrixRule):
             chunk_size=self.chunk_size,
         )
         return RecurrenceOutput(*out)
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return projected_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)

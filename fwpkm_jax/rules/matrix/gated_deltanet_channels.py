@@ -11,7 +11,6 @@ from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
     GateInputs,
-    LearnedGates,
     LocalLoss,
     Starts,
     State,
@@ -49,6 +48,7 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
     )
     decay: ClassVar = "head"
     strength: ClassVar = "value"
+    learned_gates: ClassVar = SOFTPLUS_GATES
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
@@ -98,10 +98,6 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
         )
         end = jnp.moveaxis(end.reshape(batch, heads, channels, -1), 2, 3)
         return RecurrenceOutput(output.reshape(tokens.value.shape), end)
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return projected_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)

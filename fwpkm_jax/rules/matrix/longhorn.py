@@ -46,6 +46,7 @@ class Longhorn(AbstractMatrixRule):
     strength: ClassVar = True
     delta: ClassVar = True
     transition: ClassVar = "mixes_keys"
+    learned_gates: ClassVar = LearnedGates(strength=True)
 
     convolution: bool = True
 
@@ -58,10 +59,6 @@ class Longhorn(AbstractMatrixRule):
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         return super().chunked(tokens._replace(strength=_explicit(tokens)), state, starts)
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(strength=True)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return None, jax.nn.sigmoid(given(inputs.strength))

@@ -83,6 +83,9 @@ class MLSTM(AbstractMatrixRule):
     strength: ClassVar = True
     no_strength: ClassVar = -jnp.inf
     transition: ClassVar = "other"  # `part` has its own.
+    learned_gates: ClassVar = LearnedGates(
+        decay=True, strength=True, decay_bias=4.0, decay_of_step=sigmoid_bias
+    )
 
     convolution: bool = True
 
@@ -130,10 +133,6 @@ class MLSTM(AbstractMatrixRule):
         end = self.run(tokens, empty, starts).final_state
         kept = log_kept(tokens.log_decay, starts, like=tokens.key)
         return MLSTMTransition(kept[..., 0], end)
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(decay=True, strength=True, decay_bias=4.0, decay_of_step=sigmoid_bias)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return jax.nn.log_sigmoid(given(inputs.decay)), given(inputs.strength)

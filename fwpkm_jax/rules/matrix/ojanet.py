@@ -47,6 +47,7 @@ class OjaNet(AbstractMatrixRule):
     )
     strength: ClassVar = True
     transition: ClassVar = "mixes_values"
+    learned_gates: ClassVar = LearnedGates(strength=True)
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
@@ -78,10 +79,6 @@ class OjaNet(AbstractMatrixRule):
             chunk_size=self.chunk_size,
         )
         return out._replace(final_state=out.final_state.swapaxes(-1, -2))
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(strength=True)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return None, sigmoid_strength(inputs, self.negative_eigenvalues)

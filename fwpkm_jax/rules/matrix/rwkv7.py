@@ -58,6 +58,12 @@ class RWKV7(AbstractMatrixRule):
     decay: ClassVar = "key"
     strength: ClassVar = "key"
     transition: ClassVar = "mixes_keys"
+    learned_gates: ClassVar = LearnedGates(
+        decay=True,
+        strength=True,
+        decay_bias=-4.0,
+        decay_of_step=lambda step: logit(step / _RATE),
+    )
 
     chunk_size: int = 16  # As GLA's.
 
@@ -89,15 +95,6 @@ class RWKV7(AbstractMatrixRule):
             starts=starts,
             erasure=Erasure(found, at),
             chunk_size=self.chunk_size,
-        )
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(
-            decay=True,
-            strength=True,
-            decay_bias=-4.0,
-            decay_of_step=lambda step: logit(step / _RATE),
         )
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:

@@ -159,7 +159,7 @@ def test_documents_of_a_row_read_alike_in_single_precision(name):
 def test_documents_that_end_in_the_first_half_of_a_chunk_are_read_at_half_its_width(
     name, monkeypatch
 ):
-    monkeypatch.setattr("fwpkm_jax.layers.mixers.titans._NARROWED", 4)
+    monkeypatch.setattr("fwpkm_jax.layers.mixers.titans_pieces._NARROWED", 4)
     check_mixer(MIXERS[name], properties=[PACKED])
 
 

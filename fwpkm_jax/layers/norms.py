@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.numerics import rms_normalize
+from fwpkm_jax.core.platform import by_platform
 from fwpkm_jax.layers.parameters import parameter
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.mix_rms_norm import mix_rms_norm
@@ -85,9 +86,9 @@ def normed_maps(
     dtype = x.dtype if dtype is None else dtype
     if not _can_fold(maps):
         return _written(x, maps, dtype)
-    return jax.lax.platform_dependent(
+    return by_platform(
         x,
-        cuda=functools.partial(folded_maps, maps=maps, dtype=dtype),
+        gpu=functools.partial(folded_maps, maps=maps, dtype=dtype),
         default=functools.partial(_written, maps=maps, dtype=dtype),
     )
 
@@ -128,7 +129,7 @@ def normed_mix_map(
 
     if not _can_fold(maps):
         return written(x, y, gate)
-    return jax.lax.platform_dependent(x, y, gate, cuda=on_gpu, default=written)
+    return by_platform(x, y, gate, gpu=on_gpu, default=written)
 
 
 def _can_fold(maps: Sequence[tuple[RMSNorm, nnx.Linear]]) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from fwpkm_jax.core.platform import compiled_for
 from pallas_kernels import verdicts
 from pallas_kernels.verdicts import Verdict
 
@@ -254,7 +255,7 @@ def compile_kernels(kernel: Kernel) -> Iterator[None]:
     Used to compile ahead of time for an absent device, and to measure or test a kernel that would
     not be chosen on this device.
     """
-    with _simulation(_Simulation(kernel, interpreted=False)):
+    with _simulation(_Simulation(kernel, interpreted=False)), compiled_for(kernel):
         yield
 
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax import FastWeight, FastWeightConfig, FwPKM
-from fwpkm_jax.layers import norms
+from fwpkm_jax.core.platform import compiled_for
 from fwpkm_jax.layers.memories import fast_weight
 from fwpkm_jax.layers.norms import RMSNorm, normed_mix_map
 from pallas_kernels import dispatch
@@ -60,7 +60,7 @@ def maps_of(dtype):
 
 
 @pytest.mark.parametrize(("dtype", "ratio"), [("float32", 1e-6), ("bfloat16", 2e-2)])
-def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio, monkeypatch):
+def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio):
     graph, params = maps_of(dtype)
     arrays = specs.sample(SPEC, jnp.float32)
 
@@ -79,9 +79,8 @@ def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio, monk
         return both(params, arrays)
 
     written = results()
-    # What is lowered for a GPU runs here, with its kernels interpreted.
-    monkeypatch.setattr(norms.jax.lax, "platform_dependent", lambda *x, cuda, default: cuda(*x))
-    with dispatch.interpret_kernels("gpu"), dispatch.default_backend("pallas"):
+    # What is traced for a GPU runs here, with its kernels interpreted.
+    with compiled_for("gpu"), dispatch.interpret_kernels("gpu"), dispatch.default_backend("pallas"):
         on_gpu = results()
     for name, error in relative_errors(on_gpu, written).items():
         assert error < ratio, name

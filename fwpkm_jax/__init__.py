@@ -18,7 +18,7 @@ Names are imported when they are first used, so that `import fwpkm_jax` takes no
 
 from typing import TYPE_CHECKING
 
-from fwpkm_jax.lazy_names import lazy_names
+from fwpkm_jax.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from fwpkm_jax.config import Experiment, load_config

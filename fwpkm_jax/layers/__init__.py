@@ -6,7 +6,7 @@ between sequences except in a cache. `fwpkm_jax.layers.mixers` holds every mixer
 
 from typing import TYPE_CHECKING
 
-from fwpkm_jax.lazy_names import lazy_names
+from fwpkm_jax.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from fwpkm_jax.layers.experts import Experts, ExpertsConfig

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fwpkm_jax.lazy_names import lazy_names
+from fwpkm_jax.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from fwpkm_jax.core.slots.options.retention import Retention

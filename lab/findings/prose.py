@@ -15,16 +15,16 @@ import numpy as np
 
 from fwpkm_jax.configs import recall as recall_config
 from fwpkm_jax.configs import recall_carried
-from fwpkm_jax.configs.study import variant
 from fwpkm_jax.data import RecallData
 from fwpkm_jax.models import count_parameters
-from fwpkm_jax.models.paper import paper_model
+from fwpkm_jax.paper.models import paper_model
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.rules.base import memory_shapes
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from lab.findings import comparison, generalise, lookup, performance, text
 from lab.findings.needles import HALF
 from lab.findings.stored import Line, document_of, lines_of
+from lab.study.configs import variant
 from lab.study.lookup import texts
 from lab.study.lookup.neighbours import NearestNeighbours
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fwpkm_jax.analysis.published import PUBLISHED
+from benchmarks.paper.published import PUBLISHED
 from lab.findings import forgetting, performance, recall, text
 from lab.findings.stored import markdown, over_books_and_seeds
 

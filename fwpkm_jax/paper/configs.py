@@ -6,7 +6,7 @@
 trains the paper's headline hybrid "GDN+SWA | PKM@6 + FwPKM@2,10": 516.31M parameters, fast weights
 included; 113.73M active per token. Needs accelerators: not trained here yet.
 
-A name is a backbone, then its memories. `fwpkm_jax.models.paper` has the tables of both. All models
+A name is a backbone, then its memories. `fwpkm_jax.paper.models` has the tables of both. All models
 have one training run, `paper_experiment`. What the paper leaves open (Adam's betas, clipping) has
 common values; the sizes that it states are the defaults of the dataclasses.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import TextData
-from fwpkm_jax.models.paper import ABLATED, PSWA, TABLE_1, paper_model
+from fwpkm_jax.paper.models import ABLATED, PSWA, TABLE_1, paper_model
 from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig

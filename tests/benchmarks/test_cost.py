@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from fwpkm_jax.analysis import cost
-from fwpkm_jax.analysis.published import PUBLISHED, TOKENS_PER_STEP
-from fwpkm_jax.configs.paper import ablation
+from benchmarks.paper import cost
+from benchmarks.paper.published import PUBLISHED, TOKENS_PER_STEP
 from fwpkm_jax.layers.mixers.lact import LaCTConfig
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.paper import TABLE_1, paper_model
+from fwpkm_jax.paper.configs import ablation
+from fwpkm_jax.paper.models import TABLE_1, paper_model
 
 LACT = LaCTConfig(num_heads=2, num_fast_heads=2, hidden_dim=6, low_rank=3, chunk_size=4)
 SMALL = ModelConfig(vocab_size=13, model_dim=8, mixers=("lact",), mlp_dim=5, lact=LACT)

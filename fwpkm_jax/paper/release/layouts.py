@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
-from fwpkm_jax.interchange.torch_file import Unread, read_torch_file
 from fwpkm_jax.outside_files import OutsideFileError, shown
+from fwpkm_jax.paper.release.torch_file import read_torch_file
 from fwpkm_jax.safetensors_file import SafetensorsFile
 
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -152,21 +152,15 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".safetensors":
         stored = SafetensorsFile(path)
         return {name: stored.read(name) for name in stored}
-    content: Any = read_torch_file(path, others="skip" if _is_training_state(path) else "refuse")
+    content: Any = read_torch_file(path)
     content = content.get("module", content) if isinstance(content, dict) else content
     if not isinstance(content, dict):
         raise OutsideFileError(path, "holds no dict of tensors", otherwise=_STATE_DICT)
     for name, x in content.items():
         if not isinstance(name, str) or not isinstance(x, np.ndarray):
-            what = x.name if isinstance(x, Unread) else name
-            problem = f"holds {shown(what, 100)!r}, which is not a tensor"
+            problem = f"holds {shown(name, 100)!r}, which is not a tensor"
             raise OutsideFileError(path, problem, otherwise=_STATE_DICT)
         if x.size == 0:
             problem = "is empty, as where ZeRO stage 3 has cut the model up"
             raise OutsideFileError(path, problem, f"tensor {shown(name, 100)!r}", _MERGE)
     return content
-
-
-def _is_training_state(path: Path) -> bool:
-    """Whether DeepSpeed wrote a file, which holds settings and random states beside the model."""
-    return path.name.endswith("_model_states.pt")

@@ -5,7 +5,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from fwpkm_jax.analysis.loss_difference import main
+from benchmarks.paper.loss_difference import main
 from fwpkm_jax.evaluation.record import Result, save_result
 
 LENGTHS = (10, 7, 4)  # Tokens of each document; the last is of another data set.

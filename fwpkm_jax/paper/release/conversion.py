@@ -9,14 +9,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.interchange.release_files import read_checkpoint
-from fwpkm_jax.interchange.release_names import (
-    Names,
-    release_names,
-    shape_there,
-    to_ours,
-    to_theirs,
-)
 from fwpkm_jax.interchange.weights import (
     Weights,
     abstract_weights,
@@ -26,6 +18,14 @@ from fwpkm_jax.interchange.weights import (
 )
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.paper.release.layouts import read_checkpoint
+from fwpkm_jax.paper.release.names import (
+    Names,
+    release_names,
+    shape_there,
+    to_ours,
+    to_theirs,
+)
 
 
 def from_release(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
@@ -104,7 +104,7 @@ def read_release(path: str | Path, config: ModelConfig) -> Weights:
     """Reads a checkpoint of the release as float32.
 
     Args:
-      path: a file or a folder in one of the layouts of `release_files`.
+      path: a file or a folder in one of the layouts of `layouts`.
       config: the model that was trained.
 
     Raises:

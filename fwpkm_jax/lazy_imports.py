@@ -1,4 +1,4 @@
-"""Public names that a package imports when they are first used."""
+"""What is imported when it is first used: public names, and packages that extras install."""
 
 from __future__ import annotations
 
@@ -30,3 +30,23 @@ def lazy_names(
         return sorted({*vars(sys.modules[package]), *homes})
 
     return get, names
+
+
+def import_extra(name: str, what: str, *, extra: str) -> Any:
+    """A package, or a module in it, that one of this package's extras installs.
+
+    Args:
+      name: of the module.
+      what: what it does, for the message: "Chat templates are filled in".
+      extra: that installs it.
+
+    Raises:
+      ImportError: it is not installed; the message names the extra.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"{what} by the package {name.split('.')[0]}, which is not installed; in a checkout of "
+            f"fwpkm_jax run: pip install -e '.[{extra}]'"
+        ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fwpkm_jax.models.paper import TABLE_1
+from fwpkm_jax.paper.models import TABLE_1
 
 TOKENS_PER_STEP = 8 * 4096
 """Tokens of the steps that the paper profiled: 8 sequences of 4,096."""
@@ -48,4 +48,4 @@ _ROWS = (
 )
 
 PUBLISHED: dict[str, Published] = dict(zip(TABLE_1, _ROWS, strict=True))
-"""The table's rows by the names of `fwpkm_jax.models.paper`."""
+"""The table's rows by the names of `fwpkm_jax.paper.models`."""

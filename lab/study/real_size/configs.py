@@ -1,8 +1,8 @@
 """The paper's claims at a real size: 24M slow weights on bytes, in one sitting at a GPU.
 
-    fwpkm train real_size/gdn
+    fwpkm train lab/study/real_size/configs.py:gdn
 
-Six layers of Gated DeltaNet, alone or with the memories of `fwpkm_jax.models.real_size`. Reads the
+Six layers of Gated DeltaNet, alone or with the memories of `lab.study.real_size.models`. Reads the
 package's own sample of text unless `--data.train_paths` and `--data.valid_paths` name more.
 `lab.study.real_size` trains the same models on 75 MB of books with needles in many wordings
 (docs/measurements/real_size.md): about a minute each on one H100.
@@ -13,16 +13,16 @@ from functools import partial
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import TextData, sample
-from fwpkm_jax.models.real_size import MEMORIES, real_size_model
 from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig
+from lab.study.real_size.models import MEMORIES, real_size_model
 
 BATCH_SIZE = 8
 
 
 def variant(name: str) -> Experiment:
-    """The experiment of a model of `fwpkm_jax.models.real_size`; they differ in nothing else."""
+    """The experiment of a model of `lab.study.real_size.models`; they differ in nothing else."""
     return Experiment(
         model=real_size_model(name),
         data=TextData(train_paths=(sample.TRAIN,), valid_paths=(sample.VALID,), length=4096),
@@ -39,6 +39,6 @@ def variant(name: str) -> Experiment:
 
 
 CONFIGS: Mapping[str, Callable[[], Experiment]] = {
-    f"real_size/{name}": partial(variant, name) for name in MEMORIES
+    name: partial(variant, name) for name in MEMORIES
 }
 """The runs of this file by name."""

@@ -1,6 +1,6 @@
 """Compares the streaming losses of two runs on the same tokens.
 
-    python -m fwpkm_jax.analysis.loss_difference RUN_A RUN_B
+    python -m benchmarks.paper.loss_difference RUN_A RUN_B
 
 reads what `fwpkm eval RUN --suite ppl` saved for each run. It writes the difference A minus B,
 which is negative where A predicts better, as a table, a picture and JSON.
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import tyro
 
-from fwpkm_jax.command_line import report, visible
+from fwpkm_jax.command_line import say_error, visible
 from fwpkm_jax.evaluation.display.plot_style import (
     BLUE,
     GREY,
@@ -190,14 +190,15 @@ def _sources(one: Streamed) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Compares the two runs that the command line names, and returns the exit code."""
     try:
-        program = "fwpkm_jax.analysis.loss_difference"
+        program = "benchmarks.paper.loss_difference"
         options = read_options(Options, arguments, program=program)
         first, second = (
             read_losses(path, memory=options.memory) for path in (options.first, options.second)
         )
         found = loss_difference(first, second, documents=options.documents, tokens=options.tokens)
     except (ValueError, FileNotFoundError) as error:
-        return report("loss_difference", error)
+        say_error("loss_difference", error)
+        return 2
     first_is_file = options.first.suffix == ".npz"
     results = options.first.parent if first_is_file else options.first / "results"
     path = (options.out or results) / f"ppl_minus_{second.name}.png"

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from fwpkm_jax.addresses import address_of
 from fwpkm_jax.config import Experiment, load_config
-from fwpkm_jax.interchange.hf.hub import fetch_release, is_hub_name
+from fwpkm_jax.interchange.hf.hub import is_hub_name
 from fwpkm_jax.interchange.hf.imported import HUB, SMALL_FILES, copy_small_files, first_data
 from fwpkm_jax.interchange.imported_run import check_empty, start_run
-from fwpkm_jax.interchange.release import read_release
-from fwpkm_jax.interchange.release_settings import release_config
 from fwpkm_jax.outside_files import read_json, reading
+from fwpkm_jax.paper.release.conversion import read_release
+from fwpkm_jax.paper.release.fetching import fetch_release
+from fwpkm_jax.paper.release.release_config import release_config
 from fwpkm_jax.whole_files import check_local, write_json
 
 KEPT = "release"
@@ -34,7 +35,7 @@ def import_release(
     """Starts a run whose step 0 is a checkpoint of the authors' release.
 
     Args:
-      source: a file or folder in one of the layouts of `release_files`; or `owner/name` of a model
+      source: a file or folder in one of the layouts of `layouts`; or `owner/name` of a model
         on the Hugging Face Hub, whose commit the run keeps in `release/hub.json`.
       run_dir: a new directory, also in a bucket.
       config: name or file of a config of the trained model; the run gets its data and training

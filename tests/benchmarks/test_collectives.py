@@ -2,7 +2,7 @@
 
 import pytest
 
-from fwpkm_jax.analysis.collectives import (
+from benchmarks.compiled.collectives import (
     axes_of_group,
     collectives,
     sent_by_axes,

@@ -1,10 +1,10 @@
 """The small study of docs/measurements/recall.md: models of bytes that a CPU trains in minutes.
 
-    fwpkm train study/gdn_swa__fwpkm && fwpkm eval runs/study/gdn_swa__fwpkm
+    fwpkm train lab/study/configs.py:gdn_swa__fwpkm && fwpkm eval runs/study/gdn_swa__fwpkm
 
 Books with needles hidden in three quarters of the rows (`fwpkm_jax.data.needles`): a model this
 small cannot follow the question of the needle evaluation unless it was trained on it. All models
-differ from `backbone` in what `VARIANTS` states; `lab/study/study.py` runs them. Reads the
+differ from `backbone` in what `VARIANTS` states; `lab.study.study` runs them. Reads the
 package's own sample of text; the study itself read 65 books, which `--data.train_paths PATH
 --data.valid_paths PATH` name.
 """
@@ -131,6 +131,6 @@ def variant(name: str, *, training: dict[str, Any] | None = None, **model: Any) 
 
 
 CONFIGS: Mapping[str, Callable[[], Experiment]] = {
-    f"study/{name}": partial(variant, name, **changes) for name, changes in VARIANTS.items()
+    name: partial(variant, name, **changes) for name, changes in VARIANTS.items()
 }
 """The runs of this file by name."""

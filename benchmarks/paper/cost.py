@@ -1,6 +1,6 @@
 """Prints size and speed of the paper's models beside the paper's figures.
 
-python -m fwpkm_jax.analysis.cost
+python -m benchmarks.paper.cost
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import jax
 
-from fwpkm_jax.analysis.published import PUBLISHED, TOKENS_PER_STEP
-from fwpkm_jax.analysis.throughput import Throughput, samples_per_second
-from fwpkm_jax.command_line import report
+from benchmarks.paper.published import PUBLISHED, TOKENS_PER_STEP
+from benchmarks.paper.throughput import Throughput, samples_per_second
+from fwpkm_jax.command_line import say_error
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.paper import APPENDIX_HIDDEN, TABLE_1, appendix_model, paper_model
 from fwpkm_jax.models.parameters import count_parameters
+from fwpkm_jax.paper.models import APPENDIX_HIDDEN, TABLE_1, appendix_model, paper_model
 from fwpkm_jax.typed_options import read_options
 
 
@@ -115,9 +115,10 @@ def _speed(model: ModelConfig, options: Options) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Prints the table that a command line asks for; returns the program's exit code."""
     try:
-        print(cost_table(read_options(Options, arguments, program="fwpkm_jax.analysis.cost")))
+        print(cost_table(read_options(Options, arguments, program="benchmarks.paper.cost")))
     except ValueError as error:
-        return report("fwpkm_jax.analysis.cost", error)
+        say_error("benchmarks.paper.cost", error)
+        return 2
     return 0
 
 

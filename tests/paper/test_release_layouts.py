@@ -3,18 +3,19 @@
 import argparse
 import collections
 import json
+import os
+import sys
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from fwpkm_jax.interchange import read_release, to_release
-from fwpkm_jax.interchange.release_files import read_checkpoint
-from fwpkm_jax.interchange.release_settings import release_config
+from fwpkm_jax.paper.release import read_release, to_release
+from fwpkm_jax.paper.release.layouts import read_checkpoint
+from fwpkm_jax.paper.release.release_config import release_config
 from fwpkm_jax.run import load_run
 from tests.interchange.test_hub import hub, run  # noqa: F401
 from tests.interchange.test_weights import weights_of
-from tests.interchange.torch_writer import whole, write_torch_file
 
 CONFIG = {
     "model_type": "qwen3_next_mem", "architectures": ["Qwen3NextMemForCausalLM"],
@@ -39,14 +40,20 @@ STATES = "mp_rank_00_model_states.pt"
 
 
 def torch_tensors(names=NAMES, *, prefix=""):
-    return collections.OrderedDict((prefix + n, whole(TENSORS[n], parameter=True)) for n in names)
+    torch = pytest.importorskip("torch")
+    return collections.OrderedDict(
+        (prefix + n, torch.nn.Parameter(torch.from_numpy(TENSORS[n].copy()))) for n in names
+    )
+
+
+def write_torch_file(path, content):
+    torch = pytest.importorskip("torch")
+    torch.save(content, path)
 
 
 def write_states(path, tensors):
-    """What DeepSpeed writes: the model beside settings, random states and objects of classes."""
+    """What DeepSpeed writes: the model beside settings and counts."""
     path.parent.mkdir(exist_ok=True)
-    options = argparse.Namespace(peak_lr=3e-4, layers={1, 2})
-    generator = np.random.default_rng(0).bit_generator.state
     content = {
         "module": tensors,
         "buffer_names": [],
@@ -54,8 +61,8 @@ def write_states(path, tensors):
         "param_shapes": [collections.OrderedDict((n, TENSORS[n].shape) for n in NAMES)],
         "ds_config": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}},
         "dp_world_size": 4,
-        "client": {"options": options, "rng": generator, "bytes": b"\x00\xff", ("a", 1): {2}},
-        "scalar": np.float64(0.5),
+        "sparse_tensor_module_names": {"a"},
+        "skipped_steps": 0,
     }
     write_torch_file(path, content)
 
@@ -92,7 +99,7 @@ def torch_shards(folder):
 
 def deepspeed(folder):
     for step in (9, 10):
-        changed = torch_tensors() if step == 10 else {"old": whole(np.ones(2, np.float32))}
+        changed = torch_tensors() if step == 10 else {"old": torch_tensors()[NAMES[0]]}
         write_states(folder / f"global_step{step}" / STATES, changed)
     (folder / "latest").write_text("global_step10\n")
 
@@ -109,14 +116,21 @@ def compiled(folder):
     write_torch_file(folder / "pytorch_model.bin", torch_tensors(prefix="_orig_mod."))
 
 
+NEEDS_TORCH = (one_file_of_torch, torch_shards, deepspeed, deepspeed_without_latest)
+NEEDS_TORCH += (deepspeed_step, compiled)
 LAYOUTS = (
     one_safetensors, one_file_of_torch, safetensors_shards, torch_shards, deepspeed,
     deepspeed_without_latest, deepspeed_step, compiled,
 )  # fmt: skip
-each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
 
 
-@each_layout
+def cases(functions, torch=NEEDS_TORCH):
+    """Each as one case; those that write files of torch are part of the tests of extras."""
+    marks = {function: pytest.mark.extras for function in torch}
+    return [pytest.param(f, id=f.__name__, marks=marks.get(f, ())) for f in functions]
+
+
+@pytest.mark.parametrize("layout", cases(LAYOUTS))
 def test_every_layout_gives_the_same_tensors(layout, tmp_path):
     layout(tmp_path)
     read = read_checkpoint(tmp_path)
@@ -126,7 +140,7 @@ def test_every_layout_gives_the_same_tensors(layout, tmp_path):
 
 
 def test_a_folder_of_several_layouts_gives_what_the_library_would_take(tmp_path):
-    torch_shards(tmp_path)
+    safetensors_shards(tmp_path)
     embedding = read_release(tmp_path, MODEL).params["embedding"][...]
     np.testing.assert_array_equal(embedding, TENSORS["model.embed_tokens.weight"])
     save_file({"only": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
@@ -143,27 +157,28 @@ def lost_shard(folder):
 
 
 def doubled(folder):
-    torch_shards(folder)
-    write_torch_file(folder / "part-1.bin", torch_tensors())
+    safetensors_shards(folder)
+    save_file(TENSORS, folder / "part-1.safetensors")
 
 
 def zero_3(folder):
-    deepspeed_step(folder)
+    (folder / STATES).write_bytes(b"")
     (folder / "zero_pp_rank_0_mp_rank_00_model_states.pt").write_bytes(b"")
 
 
 def zero_3_renamed(folder):
-    write_states(folder / STATES, {"a": whole(np.zeros(0, np.float32))})
+    torch = pytest.importorskip("torch")
+    write_states(folder / STATES, {"a": torch.zeros(0)})
 
 
 def tensor_parallel(folder):
-    deepspeed_step(folder)
+    (folder / STATES).write_bytes(b"")
     (folder / "mp_rank_01_model_states.pt").write_bytes(b"")
 
 
 def two_steps(folder):
-    deepspeed(folder)
-    (folder / "latest").unlink()
+    for step in (9, 10):
+        (folder / f"global_step{step}").mkdir()
 
 
 def lost_step(folder):
@@ -174,35 +189,76 @@ def outside(folder):
     (folder / "latest").write_text("../elsewhere")
 
 
-def object_in_the_model(folder):
-    write_states(folder / STATES, {"a": argparse.Namespace(x=1)})
+def number_in_the_model(folder):
+    write_states(folder / STATES, {"a": 1.5})
 
 
-def objects_elsewhere(folder):
-    write_torch_file(folder / "pytorch_model.bin", {"module": torch_tensors(), "x": {1, 2}})
+def object_in_the_file(folder):
+    content = {"module": torch_tensors(), "x": argparse.Namespace(x=1)}
+    write_torch_file(folder / "pytorch_model.bin", content)
+
+
+def cut_short(folder):
+    one_file_of_torch(folder)
+    path = folder / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def command(folder):
+    class Command:
+        def __reduce__(self):
+            return os.mkdir, (str(folder / "called"),)
+
+    write_torch_file(folder / "pytorch_model.bin", {"a": Command()})
+
+
+REFUSED = {
+    no_files: r"holds none of model\.safetensors, .*mp_rank_00_model_states\.pt",
+    lost_shard: r"names 'part-1\.safetensors', which is not in",
+    doubled: "holds it, and so does another file",
+    zero_3: r"ZeRO stage 3 has cut up; run DeepSpeed's zero_to_fp32\.py",
+    zero_3_renamed: "tensor 'a' is empty, as where ZeRO stage 3",
+    tensor_parallel: "one of 2 parts of a model that was cut up by tensor parallelism",
+    two_steps: r"holds 2 steps \(global_step10, global_step9\) and no file latest",
+    lost_step: r"latest names global_step7, which is not in",
+    outside: r"latest names '\.\./elsewhere', no folder beside it",
+    number_in_the_model: "holds 'a', which is not a tensor; save the model's state_dict",
+    object_in_the_file: r"model\.bin holds a argparse\.Namespace, no tensor; where torch is, save",
+    cut_short: r"model\.bin is damaged \(.*; where torch is, save the tensors alone",
+    command: r"model\.bin holds a \w+\.mkdir, no tensor",
+}
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (no_files, r"holds none of model\.safetensors, .*mp_rank_00_model_states\.pt"),
-        (lost_shard, r"names 'part-1\.safetensors', which is not in"),
-        (doubled, "holds it, and so does another file"),
-        (zero_3, r"ZeRO stage 3 has cut up; run DeepSpeed's zero_to_fp32\.py"),
-        (zero_3_renamed, "tensor 'a' is empty, as where ZeRO stage 3"),
-        (tensor_parallel, "one of 2 parts of a model that was cut up by tensor parallelism"),
-        (two_steps, r"holds 2 steps \(global_step10, global_step9\) and no file latest"),
-        (lost_step, "latest names global_step7, which is not in"),
-        (outside, r"latest names '\.\./elsewhere', no folder beside it"),
-        (object_in_the_model, r"holds 'argparse\.Namespace', which is not a tensor"),
-        (objects_elsewhere, "which is not a tensor"),
-    ],
-    ids=lambda x: getattr(x, "__name__", ""),
+    "damage",
+    cases(REFUSED, (zero_3_renamed, number_in_the_model, object_in_the_file, cut_short, command)),
 )
-def test_what_is_no_whole_checkpoint_is_refused(damage, message, tmp_path):
+def test_what_is_no_whole_checkpoint_is_refused(damage, tmp_path):
     damage(tmp_path)
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+    with pytest.raises((ValueError, FileNotFoundError), match=REFUSED[damage]) as error:
         read_checkpoint(tmp_path)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "called").exists()
+
+
+def test_a_file_of_torch_without_torch_says_how_to_convert_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ImportError, match=r"model\.bin is a file of torch, .*safetensors") as error:
+        read_checkpoint(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.extras
+def test_views_and_small_floats_of_torch_come_out_as_they_were(tmp_path):
+    torch = pytest.importorskip("torch")
+    table = torch.arange(12.0).reshape(3, 4)
+    half = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
+    write_torch_file(tmp_path / "a.bin", {"t": table.T, "view": table[1:, ::2], "half": half})
+    read = read_checkpoint(tmp_path / "a.bin")
+    np.testing.assert_array_equal(read["t"], np.arange(12.0).reshape(3, 4).T)
+    np.testing.assert_array_equal(read["view"], [[4, 6], [8, 10]])
+    np.testing.assert_array_equal(read["half"], np.float32([1.5, -2]))
 
 
 @pytest.mark.parametrize(
@@ -247,12 +303,9 @@ def test_a_configuration_is_read_as_their_code_reads_it():
     assert (dense.fast_weight.rule.hidden_dim, dense.fast_weight.rule.write_clip) == (4, 1.0)
 
 
-@pytest.mark.slow_cases("torch_shards")
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-@pytest.mark.parametrize(
-    "layout", [one_safetensors, torch_shards, deepspeed], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("layout", cases((one_safetensors, safetensors_shards, deepspeed)))
 def test_a_name_of_the_hub_becomes_a_run_that_keeps_its_commit(
     layout,
     hub,  # noqa: F811
@@ -290,10 +343,10 @@ def test_what_cannot_be_imported_ends_in_one_line(hub, tmp_path, capsys):  # noq
     hub.commit("SakanaAI/none", {"config.json": json.dumps(CONFIG).encode()})
     other = tmp_path / "other"
     other.mkdir()
-    one_file_of_torch(other)
+    one_safetensors(other)
     wrong = tmp_path / "wrong"
     wrong.mkdir()
-    one_file_of_torch(wrong)
+    one_safetensors(wrong)
     (wrong / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 29}))
     for arguments, message in (
         (("SakanaAI/none",), "has none of model.safetensors, model.safetensors.index.json"),

@@ -229,11 +229,13 @@ def _places(expert: Int[Array, " pairs"], number: int, *, of: int) -> _Places:
     size = 1
     while size < _LARGEST_BLOCK and size * number < of:
         size *= 2
+    # Enough for any distribution: each expert may leave one block partly empty.
     blocks = of // size + min(number, of)
     counts = jnp.zeros((number + 1,), jnp.int32).at[expert].add(1)
     needed = -(-counts // size)
     ends = jnp.cumsum(needed, dtype=jnp.int32)
     order = jnp.argsort(expert, stable=True)
+    # A pair's number among those of its expert, in the order of tokens.
     rank = (
         jnp.arange(of, dtype=jnp.int32)
         - (jnp.cumsum(counts, dtype=jnp.int32) - counts)[expert[order]]

@@ -120,6 +120,7 @@ class PKM(nnx.Module):
         shape = (heads, 2, config.num_subkeys, half)
         keys = jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound)
         self.keys = parameter(keys, "embedding")
+        # Normal with the inverse root of the width, as in the authors' code.
         table = jax.random.normal(rngs.params(), (config.num_subkeys**2, config.value_dim))
         self.values = parameter(table * config.value_dim**-0.5, "embedding", ("slots", "columns"))
         # These norms multiply by their weight directly; the decoder's norms multiply by 1 + weight.
@@ -208,6 +209,7 @@ class PKM(nnx.Module):
             tokens: Any = query.shape[0] * query.shape[1]
             if counted is not None:
                 tokens = jnp.sum(counted)
+            # As torch's running variance, which released weights hold.
             unbiased = variance * (tokens / jnp.maximum(tokens - 1, 1))
             statistics = jax.lax.stop_gradient(QueryStatistics(mean, unbiased))
         else:

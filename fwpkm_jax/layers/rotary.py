@@ -132,6 +132,7 @@ def rotary_frequencies(
     if rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(f"rotary_dim={rotary_dim} must be even and positive.")
     pairs = np.arange(rotary_dim // 2, dtype=np.float64)
+    # In float64 at trace time, rounded once where they are used.
     frequencies = theta ** (-2 * pairs / rotary_dim)
     if isinstance(scaling, YarnConfig | Llama3Scaling):
         return scaling.scaled(frequencies, theta)

@@ -135,6 +135,7 @@ class FastWeightLayer(nnx.Module):
         )
         moving = 1 if config.steps == "output_bias" else len(HeadTensors._fields)
         self.log_rates = vector("gate", moving, jnp.log(config.initial_rate))
+        # The logit of the initial share, without the rounding of 1 - decay.
         odds = jnp.log(config.initial_decay) - jnp.log1p(-config.initial_decay)
         self.decay_logits = vector("gate", moving, odds) if config.segment_length else None
 

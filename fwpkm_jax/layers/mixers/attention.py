@@ -316,6 +316,7 @@ class Attention(AbstractMixer):
         tokens, by_head, in_cache = partition.tokens(), partition.tokens(HEADS), None
         first = None
         if cache is not None:
+            # Keys and values lie with their heads, positions on every device.
             heads, rows, first = P(BATCH, None, HEADS), P(BATCH), cache.next_position
             in_cache = type(cache)(heads, heads, rows, rows)  # pyright: ignore[reportArgumentType]
         length = x.shape[1] // partition.size(SEQUENCE)
@@ -352,6 +353,7 @@ class Attention(AbstractMixer):
     def _in_window(self, before: ReadBefore) -> Persistent:
         """The last of the tokens before each document, as many as a window holds."""
         cache, capacity = before.cache, self._check_window()
+        # The cache is filled from its end; entries before hold no token.
         last = slice(max(0, capacity - before.number), None)
         return Persistent(*(x[0, last] for x in (cache.keys, cache.values, cache.positions)))
 
@@ -370,6 +372,7 @@ class Attention(AbstractMixer):
         shape = (*x.shape[:2], -1, config.head_dim)
         query, gate = self.q_proj(x), None
         if config.gated:
+            # Each head's columns are its query, then its gate.
             query, gate = jnp.split(query.reshape(*x.shape[:2], config.num_heads, -1), 2, axis=-1)
         query = self._normed(self.q_norm, query.reshape(shape))
         key = self._normed(self.k_norm, self.k_proj(x).reshape(shape))
@@ -381,6 +384,7 @@ class Attention(AbstractMixer):
             )
             query, key = (apply_rotary(y, positions, rotary=rotary) for y in (query, key))
         if config.score_dim is not None:
+            # The scores' own factor is head_dim^-0.5; this makes it score_dim^-0.5.
             query = query * math.sqrt(config.head_dim / config.score_dim)
         return AttentionInputs(query, key, self.v_proj(x).reshape(shape), gate)
 

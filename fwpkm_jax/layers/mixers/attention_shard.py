@@ -51,6 +51,7 @@ def attend_shard(
         before = None if at.numbers is None else jnp.zeros_like(cache.positions)
         cached = (cache.keys.astype(key.dtype), cache.values.astype(value.dtype))
         first = Keys(*cached, cache.positions, before)
+    # A stream's ring forgets what is older than it; a whole sequence forgets nothing.
     capacity = None if cache is None else cache.keys.shape[1]
     output = attention_around(query, own, axis=axis, window=capacity, first=first)
     if isinstance(cache, RingCache):

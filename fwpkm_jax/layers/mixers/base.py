@@ -197,13 +197,13 @@ class AbstractMixer(nnx.Module):
             starts=(starts, "mask batch length"),
             sizes={} if output is None else {"model": output.out_features},
         )
-        given = {"mask": mask, "starts": None if starts is None else self._checked_starts(starts)}
+        documents = {} if starts is None else {"starts": self._checked_starts(starts)}
         if partition is None:
-            return self.mix_shard(x, cache=cache, **given)
-        return self._over_devices(x, partition, cache, **given)
+            return self.mix(x, mask=mask, cache=cache, **documents)
+        return self._over_devices(x, partition, cache, mask=mask, **documents)
 
     def _over_devices(
-        self, x: jax.Array, partition: Partition, cache: Any, *, mask: Mask, starts: Starts
+        self, x: jax.Array, partition: Partition, cache: Any, *, mask: Mask, starts: Starts = None
     ) -> tuple[jax.Array, Any]:
         """`__call__` over several devices: checks, and without an effect of what is at padding."""
         if partition.sequence is not None:

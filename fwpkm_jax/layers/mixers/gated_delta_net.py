@@ -179,6 +179,7 @@ class GatedDeltaNet(AbstractMixer):
         if config.key_start == "queries":
             keys = config.key_head_dim
             kernel = self.in_proj_qkvz.kernel[...]
+            # Columns go key head by key head: its query, its key, its values, their gates.
             by_head = kernel.reshape(model_dim, config.num_key_heads, -1)
             by_head = by_head.at[..., keys : 2 * keys].set(by_head[..., :keys])
             self.in_proj_qkvz.kernel[...] = by_head.reshape(kernel.shape)
@@ -239,6 +240,7 @@ class GatedDeltaNet(AbstractMixer):
         config, devices = self.config, partition.size(HEADS)
         for name, number in config.split_numbers.items():
             partition.check_divides(name, number, HEADS)
+        # A device's heads are a layer of fewer heads.
         own = replace(
             config,
             num_key_heads=config.num_key_heads // devices,
@@ -387,6 +389,7 @@ def mix_heads(
     memory = cache.memory
     gates = {"log_decay": log_decay, "beta": beta, "starts": starts}
     if axis is not None:
+        # What the shard does to any memory, so that devices need not wait for each other.
         part = delta_transition(key, value, **gates, chunk_size=config.chunk_size)
         memory = before_part(part, memory, axis=axis)
     output, memory = rule(query, key, value, **gates, initial_state=memory)

@@ -96,6 +96,7 @@ class LaCTConfig(AbstractMixerConfig):
         if self.low_rank is not None:
             starts = 2 * self.num_fast_heads * self.low_rank * (width + self.hidden_dim)
         written = (length - 1) // self.chunk_size * self.chunk_size / length
+        # Reads pass gate, up and down; writes take two gradient products for each.
         products = (3 + 6 * written) * matrix
         return products - matrix - starts
 
@@ -244,6 +245,7 @@ class LaCT(AbstractMixer):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         tokens = self.fast_tokens(x, query, key, value, positions)
+        # Weights that documents begin with; a stream of one document has them in its cache.
         memory = None
         if cache is None or starts is not None:
             memory = self.initial_memory(batch, x.dtype)

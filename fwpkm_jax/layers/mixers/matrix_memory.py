@@ -121,6 +121,7 @@ class MatrixMemory(AbstractMixer):
         heads, values = config.num_value_heads, config.num_value_heads * config.value_head_dim
         keys = config.num_key_heads * config.key_head_dim
         self.rule, self.config = rule, config
+        # Columns of queries, of all writes' keys, and of all writes' values.
         self.widths = (keys, rule.steps * keys, rule.steps * values)
         self.in_proj = linear(model_dim, sum(self.widths) + values, "embed")
         self.out_proj = linear(values, model_dim, "heads", "embed")
@@ -230,6 +231,7 @@ class MatrixMemory(AbstractMixer):
         query, key = (y.reshape(batch, -1, *self._key_heads) for y in (query, key))
         value = value.reshape(batch, -1, config.num_value_heads, config.value_head_dim)
         query, key, value = self.rule.features(query, key, value)
+        # Value heads of a group read and write under the same keys, each in a memory of its own.
         shared_by = config.num_value_heads // config.num_key_heads
         query, key = (jnp.repeat(y, shared_by, axis=2) for y in (query, key))
         return Tokens(query, key, value, *self.rule.gates(self._gate_inputs(x)))

@@ -36,6 +36,7 @@ class PersistentTokens(AbstractMixer):
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> Any:
         """The mixer's cache after it has read the tokens; see its own `init_cache`."""
         max_length += self.tokens.shape[0]
+        # One sequence reads them for all: they are the same everywhere.
         cache = self.mixer.init_cache(1, max_length=max_length, dtype=dtype)
         _, cache = self.mixer(self.tokens[...][None].astype(dtype), cache=cache)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), cache)

@@ -243,6 +243,7 @@ class Titans(AbstractMixer):
         done = (cache.position - (0 if chunk is None else cache.position // chunk * chunk)) // size
         read, memory = self._advance(cache.base, cache.memory, writes, self.queries(joined), done)
         own = waiting[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+        # Reads of waiting tokens were given out before; only the new ones count.
         read = jnp.take_along_axis(read, own[:, :, None, None], axis=1)
 
         position = cache.position + count
@@ -262,6 +263,7 @@ class Titans(AbstractMixer):
                 whole = self._with_factors(base, memory, jnp.full_like(position, chunk // size))
                 memory = memory._replace(weights=at_ends(whole.weights, memory.weights))
             base = at_ends(memory.weights, base)
+        # Complete writes leave the queue; the rest waits for tokens to come.
         left = drop(queue, total // size * size, size)
         return TitansCache(left, position, base, memory), self.merge(x[:, 0], read)[:, None]
 

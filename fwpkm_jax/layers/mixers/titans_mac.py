@@ -126,6 +126,7 @@ class TitansMAC(AbstractMixer):
         context = self.attention.project(context, first + place)
         own = self.attention.project(x, first + self.segment + place)
         rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
+        # A place behind the segment is dropped, so that padding is not stored.
         at = jnp.where(real, place, self.segment)
 
         def put(old: jax.Array, new: jax.Array) -> jax.Array:

@@ -69,6 +69,7 @@ def _behind(
     fresh: AttentionCache, after: AttentionCache, *, begun: Bool[Array, " batch"]
 ) -> AttentionCache:
     """The cache of documents that have begun in the piece, with the tokens before them in front."""
+    # The cache of a document younger than the window still shows the tokens before it.
     capacity = after.positions.shape[1]
     number = (after.next_position - fresh.next_position)[:, None]  # Tokens of the document.
     at = jnp.arange(capacity, dtype=jnp.int32)[None]

@@ -312,6 +312,7 @@ class AbstractMatrixRule(abc.ABC):
             form = ("mixes_keys" if self.delta else "fades") if is_base else "other"
         if form == "other":
             return None
+        # The transition is what the tokens make of the identity, beside what they make of nothing.
         if form == "mixes_keys":
             start, value = beside_identity(tokens.value, width)
             end = self.run(tokens._replace(value=value), start, starts).final_state
@@ -321,6 +322,7 @@ class AbstractMatrixRule(abc.ABC):
         if form == "fades":
             return Fading(log_kept(self.log_decays(tokens), starts, like=tokens.key), end)
         identity = jnp.broadcast_to(jnp.eye(values, dtype=dtype), (batch, heads, values, values))
+        # Without keys only the left factors act: what they make of the identity is their product.
         nothing = jnp.zeros((*tokens.key.shape[:3], values), dtype)
         unwritten = tokens._replace(query=nothing, key=nothing)
         return MixingValues(self.run(unwritten, identity, starts).final_state, end)

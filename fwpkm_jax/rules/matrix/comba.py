@@ -77,6 +77,7 @@ class Comba(AbstractMatrixRule):
 
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         dtype = compute_dtype(query.dtype)
+        # The output correction of the paper, before the norm as in the authors' layer.
         query = query.astype(dtype) - self.correction * self.feedback * key.astype(dtype)
         return super().features(query, key, value)
 
@@ -94,4 +95,5 @@ class Comba(AbstractMatrixRule):
 
     def _step(self, tokens: Tokens) -> tuple[Array, Array, Array]:
         """Key, value and strength of the delta step that is the write."""
+        # b β (v / b - W k) = β v - b β W k: erases with b β, adds with β.
         return tokens.key, tokens.value / self.feedback, self.feedback * given(tokens.strength)

@@ -70,12 +70,14 @@ class DeltaProduct(AbstractMatrixRule):
 
     def write(self, state: State, token: Tokens) -> State:
         state = jnp.exp(given(token.log_decay)) * state
+        # The decay comes once per token, before its first step.
         for key, value, strength in self._each(token):
             state = delta_step(state, key, value, strength)
         return state
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
+        # The first loss has the decay in it; the others are plain errors.
         first, *others = self._each(token)
         return (gated_error_loss(token, *first), *(error_loss(*other) for other in others))
 

@@ -75,6 +75,7 @@ class Falcon(AbstractMatrixRule):
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         # The shared algorithm decays before it measures the error; step and value are adapted.
         step = self._step(tokens)
+        # 1 - η λ, the share that the ridge leaves of every direction.
         kept = 1 - step * self.ridge
         tokens = tokens._replace(
             value=kept[..., None] * tokens.value,

@@ -102,6 +102,7 @@ def gated_error_loss(token: Tokens, key: Array, value: Array, strength: Array) -
     share = jnp.exp(given(token.log_decay))
 
     def loss(matrix):
+        # Of gradient -β (v - α W k) k^T + (1 - α) W: a step of 1 decays and corrects at once.
         error = squared(value - share * (key @ matrix))
         return strength / share * error + forgotten(token.log_decay) * squared(matrix)
 

@@ -66,6 +66,7 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
 
         def loss(matrix):
             error = jnp.square(token.value - share * (token.key @ matrix))
+            # Each channel's error has a weight of its own, before the sum.
             weighed = jnp.sum(given(token.strength) * error) / 2
             return weighed / share + forgotten(token.log_decay) * squared(matrix)
 
@@ -85,6 +86,7 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
             log_decay=of_channels(given(tokens.log_decay)),
             strength=given(tokens.strength).reshape(batch, length, -1),
         )
+        # [batch, heads, key, value] to a memory [key, 1] for each value channel.
         start = jnp.moveaxis(state, 3, 2).reshape(batch, heads * channels, -1, 1)
         output, end = chunk_recurrence(
             own.query,

@@ -42,6 +42,7 @@ class GLA(AbstractMatrixRule):
         source="arXiv:2312.06635",
     )
     decay: ClassVar = "key"
+    # The gate is sigmoid(x)^(1 / temperature), so that decays begin near 1.
     learned_gates: ClassVar = LearnedGates(
         decay=True, decay_of_step=lambda step: sigmoid_bias(_TEMPERATURE * step)
     )

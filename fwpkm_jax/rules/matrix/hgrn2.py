@@ -60,6 +60,7 @@ class HGRN2(AbstractMatrixRule):
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
+        # Half the weighed square: its gradient is k_i (W e_i - v).
         root = jnp.sqrt(token.key)[:, None]
         return (LocalLoss(lambda matrix: squared(root * (token.value[None] - matrix))),)
 

@@ -55,6 +55,7 @@ class KDA(AbstractMatrixRule):
     """Lets β reach 2 instead of 1."""
 
     def write(self, state: State, token: Tokens) -> State:
+        # The decay acts on the key channels, so it does not commute with the delta step.
         state = jnp.exp(given(token.log_decay))[:, None] * state
         return delta_step(state, token.key, token.value, given(token.strength))
 

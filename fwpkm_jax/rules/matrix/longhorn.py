@@ -66,5 +66,6 @@ class Longhorn(AbstractMatrixRule):
 
 def _explicit(tokens: Tokens) -> Array:
     """The size of the explicit step that equals the implicit one."""
+    # By Sherman and Morrison: (I + β k k^T)^-1 = I - β k k^T / (1 + β |k|^2).
     strength = given(tokens.strength)
     return strength / (1 + strength * jnp.sum(jnp.square(tokens.key), axis=-1))

@@ -110,7 +110,9 @@ class Mesa(AbstractMatrixRule):
                 chunk_size=self.chunk_size,
             )
 
+        # H alone is read while the system is solved; G only with the solution.
         start = _symmetric(state[..., -width:])
+        # Each product H x for all tokens at once is a read of H with x as the query.
         solved = self._solve(lambda x: read(x, written[..., -width:], start).output, tokens.query)
         out = read(solved, written, state)
         return out._replace(output=out.output[..., :-width])

@@ -51,6 +51,7 @@ class MLSTMTransition(NamedTuple):
         return MLSTMTransition(self.log_kept + later.log_kept, later.after(self.end))
 
     def after(self, state: MLSTMState) -> MLSTMState:
+        # Both memories over the larger of both scales, so that neither exponential overflows.
         kept = self.log_kept + state.log_scale
         log_scale = jnp.maximum(kept, self.end.log_scale)
         old, new = (jnp.exp(x - log_scale) for x in (kept, self.end.log_scale))
@@ -167,6 +168,7 @@ def _running_scale(
         at = starts[:, :, None]
         log_i = jnp.where(at, jnp.maximum(log_f, log_i), log_i)
         log_f = jnp.where(at, -jnp.inf, log_f)
+    # m_t = max(log f_t + m_{t-1}, log i_t) is linear in the max-plus algebra.
     kept, largest = jax.lax.associative_scan(join, (log_f, log_i), axis=1)
     start = start[:, None]
     return jnp.concatenate([start, jnp.maximum(kept + start, largest)], axis=1)

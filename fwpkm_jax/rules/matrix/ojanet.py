@@ -55,6 +55,7 @@ class OjaNet(AbstractMatrixRule):
     """Lets β reach 2 instead of 1."""
 
     def write(self, state: State, token: Tokens) -> State:
+        # The delta rule's error with both exchanged: k - W^T v in place of v - W k.
         error = token.key - state @ token.value
         return state + given(token.strength) * jnp.outer(error, token.value)
 

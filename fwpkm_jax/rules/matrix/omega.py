@@ -87,6 +87,7 @@ class Omega(AbstractMatrixRule):
     def write(self, state: OmegaState, token: Tokens) -> OmegaState:
         kept = jnp.exp(given(token.log_decay)) * state.matrix
         keys, values, strengths = self._window(state, token)
+        # All at the memory before the token, so that one product gives them.
         errors = strengths[:, None] * (values - keys @ state.matrix)
         written = OmegaState(
             kept + keys.T @ errors / self.window, keys[1:], values[1:], strengths[1:]

@@ -75,6 +75,7 @@ class RWKV7(AbstractMatrixRule):
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
         unit, strength = unit_normalize(token.key), given(token.strength)[:, None]
+        # |k| v, so that the error's step writes a k v as published.
         value = (token.key @ unit) / (unit @ unit) * token.value
         forget = forgotten(token.log_decay)[:, None] / strength
 

@@ -7,6 +7,7 @@ their document's number, and a query sees the keys of its own; positions then st
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -291,7 +292,8 @@ def attend_causally(
       persistent: keys and values of tokens before every document.
       documents: how many documents have started up to each query; earlier tokens are of document 0.
     """
-    length, attend = query.shape[1], masked_attention
+    length = query.shape[1]
+    attend: Callable[..., jax.Array] = masked_attention
     if window is not None and length > 2 * window:
         attend = blockwise_attention
     elif length > _WHOLE_LENGTH:

@@ -1,5 +1,6 @@
 """LaCT: windowed attention and a fast SwiGLU that share queries, keys and values."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -2,19 +2,19 @@
 
 from fwpkm_jax.generation.generate import generate
 from fwpkm_jax.generation.sampling import Sampling
-from fwpkm_jax.generation.seats import Seats, join, leave, open_seats, step
+from fwpkm_jax.generation.continuous_batching import ContinuousBatch, join, leave, open_batch, step
 from fwpkm_jax.generation.state import GenerationOutput, GenerationState, grow, init_generation
 
 __all__ = [
     "GenerationOutput",
     "GenerationState",
     "Sampling",
-    "Seats",
+    "ContinuousBatch",
     "generate",
     "grow",
     "init_generation",
     "join",
     "leave",
-    "open_seats",
+    "open_batch",
     "step",
 ]

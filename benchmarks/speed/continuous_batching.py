@@ -1,12 +1,12 @@
 """Measures what decoding for many users at once gains over one user after another.
 
-    python -m benchmarks.speed.seats --out benchmarks/results/seats_cpu.json
+    python -m benchmarks.speed.continuous_batching --out FILE
 
 Each user writes a memory of its own over one base. One by one, `generate` makes all tokens of a
-user in one call, with a batch of one. At once, the users sit in `generation.seats`; they join, read
-some tokens more or less, and so complete their chunks at different steps. The cases take turns, so
-that a busy moment of the machine affects all alike; `cpu` counts the processor's time, which other
-programs affect less. Joining and leaving are outside the time.
+user in one call, with a batch of one. At once, the users share a batch
+(`generation.continuous_batching`); they join, read some tokens more or less, and so complete their
+chunks at different steps. The cases take turns, so that a busy moment of the machine affects all
+alike; `cpu` counts the processor's time, which other programs affect less. Joining and leaving are outside the time.
 """
 
 import time
@@ -22,8 +22,8 @@ from flax import nnx
 from benchmarks.machine import environment, peak_host_megabytes, settings, write_result
 from benchmarks.options import parse
 from benchmarks.speed.models import Size, model_of
-from fwpkm_jax.generation import generate, join, leave, open_seats, step
-from fwpkm_jax.generation.seats import Seats
+from fwpkm_jax.generation import generate, join, leave, open_batch, step
+from fwpkm_jax.generation.continuous_batching import ContinuousBatch
 from fwpkm_jax.models.language_model import LanguageModel
 
 
@@ -37,16 +37,16 @@ class Options:
     """tiny: 4 narrow layers; paper: 12 layers, 768 wide, 512**2 slots in each memory."""
     layers: int | None = None
     """Only the first so many layers; None: all."""
-    seats: int = 16
-    """Seats of the batch, whoever sits there."""
+    batch_slots: int = 16
+    """Most users of the batch at a time."""
     users: tuple[int, ...] = (1, 4, 16)
-    """Users who sit there."""
+    """Users who are there."""
     capacity: int = 4096
     """Slots of each memory that a user can write."""
     tokens: int = 64
     """New tokens of each user in a timed call; a whole chunk includes one write of every memory."""
     at_a_time: int = 16
-    """Tokens that the seats make between two points where users can join and leave."""
+    """Tokens that the batch makes between two points where users can join and leave."""
     aligned: bool = False
     """True: all users complete their chunks at the same step; False: as far apart as can be."""
     rounds: int = 5
@@ -72,15 +72,15 @@ class Times:
 
 
 class Users:
-    """The users of one number, in seats and, with the same memories, one by one."""
+    """The users of one number, in a batch and, with the same memories, one by one."""
 
     def __init__(self, options: Options, model: LanguageModel, base: Any, number: int):
         self.options, self.model, self.number = options, model, number
-        self.length = 2 * options.tokens + options.rounds * options.tokens + 2 * options.seats
+        self.length = 2 * options.tokens + options.rounds * options.tokens + 2 * options.batch_slots
         self.length += model.config.fast_weight.chunk_size
-        seats = open_seats(
+        batch = open_batch(
             *(model, base),
-            seats=options.seats,
+            batch_slots=options.batch_slots,
             capacity=options.capacity,
             max_length=self.length,
         )
@@ -89,24 +89,24 @@ class Users:
         for user in range(number):
             more = 0 if options.aligned else user * chunk // number
             prompt = rng.integers(model.config.vocab_size, size=1 + more)
-            seats, seat = join(model, seats, prompt)
-            seats, left = leave(seats, seat)
+            batch, batch_slot = join(model, batch, prompt)
+            batch, left = leave(batch, batch_slot)
             alone.append(left)
         for user in alone:
-            seats, _ = join(model, seats, None, user=user)
-        self.seats: Seats = seats
+            batch, _ = join(model, batch, None, user=user)
+        self.batch: ContinuousBatch = batch
         self.alone = alone
         self.one_by_one, self.at_once = Times(), Times()
 
     def warm_up(self) -> None:
         """Compiles both ways, and goes through one write of every memory."""
-        self.all_seats()
+        self.all_at_once()
         self.each_alone()
 
-    def all_seats(self) -> None:
+    def all_at_once(self) -> None:
         for _ in range(self.options.tokens // self.options.at_a_time):
-            out = step(self.model, self.seats, tokens=self.options.at_a_time)
-            self.seats = out.seats
+            out = step(self.model, self.batch, tokens=self.options.at_a_time)
+            self.batch = out.batch
             assert out.waiting.sum() == self.number, "a user ended: its memory lost rows"
 
     def each_alone(self) -> None:
@@ -133,24 +133,24 @@ def measure(options: Options) -> list[dict[str, Any]]:
         case.warm_up()
     for _ in range(options.rounds):
         for case in cases:
-            case.at_once.add(case.all_seats)
+            case.at_once.add(case.all_at_once)
             case.one_by_one.add(case.each_alone)
     parameters = sum(x.size for x in jax.tree.leaves(params))
     return [row(options, case, parameters) for case in cases]
 
 
 def row(options: Options, case: Users, parameters: int) -> dict[str, Any]:
-    """The rates of one number of users, by the median call, and what the seats gain."""
+    """The rates of one number of users, by the median call, and what the batch gains."""
     tokens = case.number * options.tokens
-    alone, seats = case.one_by_one, case.at_once
+    alone, batch = case.one_by_one, case.at_once
     gain, cpu_gain = (
-        np.array(x) / np.array(y) for x, y in ((alone.wall, seats.wall), (alone.cpu, seats.cpu))
+        np.array(x) / np.array(y) for x, y in ((alone.wall, batch.wall), (alone.cpu, batch.cpu))
     )
     return {
         "users": case.number,
         "parameters": parameters,
         "one_by_one_tokens_per_s": tokens / float(np.median(alone.wall)),
-        "at_once_tokens_per_s": tokens / float(np.median(seats.wall)),
+        "at_once_tokens_per_s": tokens / float(np.median(batch.wall)),
         "times": float(np.median(gain)),
         "times_quartiles": np.quantile(gain, (0.25, 0.75)).tolist(),
         "times_of_cpu_time": float(np.median(cpu_gain)),

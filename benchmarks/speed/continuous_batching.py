@@ -6,7 +6,8 @@ Each user writes a memory of its own over one base. One by one, `generate` makes
 user in one call, with a batch of one. At once, the users share a batch
 (`generation.continuous_batching`); they join, read some tokens more or less, and so complete their
 chunks at different steps. The cases take turns, so that a busy moment of the machine affects all
-alike; `cpu` counts the processor's time, which other programs affect less. Joining and leaving are outside the time.
+alike; `cpu` counts the processor's time, which other programs affect less. Joining
+and leaving are outside the time.
 """
 
 import time

@@ -13,7 +13,7 @@ from fwpkm_jax.layers.mixers import (
     GatedDeltaNetConfig,
     LaCTConfig,
     MatrixMemoryConfig,
-    OwnMemory,
+    MixerMemory,
     TitansConfig,
 )
 from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_config, mixer_module
@@ -172,10 +172,10 @@ class ModelConfig:
         return tuple(configs)
 
 
-def own_memory(config: ModelConfig) -> OwnMemory | None:
-    """The `own_memory` of the first mixer that has one, or None.
+def mixer_memory(config: ModelConfig) -> MixerMemory | None:
+    """The `mixer_memory` of the first mixer that has one, or None.
 
     Such a memory has its own chunk size and starts again with each sequence.
     """
-    found = (mixer.own_memory for mixer in config.mixer_configs)
+    found = (mixer.mixer_memory for mixer in config.mixer_configs)
     return next((memory for memory in found if memory is not None), None)

@@ -30,7 +30,7 @@ from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.models.config import own_memory
+from fwpkm_jax.models.config import mixer_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 _LEAST_ROOM = 1024  # Smallest capacity of a reader in tokens; larger ones are 4 times as large.
@@ -104,7 +104,7 @@ def evaluate(
     Raises:
       ValueError: a mixer's memory is reset for each sequence, or a task has no sample.
     """
-    own = own_memory(subject.model.config)
+    own = mixer_memory(subject.model.config)
     if own is not None:
         raise ValueError(
             f"LongBench: {own.name} has no memory that is written once a text and carried on; "
@@ -312,7 +312,7 @@ def _read_samples(
 
 
 def _missing(subject: Subject, config: LongBenchConfig) -> str | None:
-    own = own_memory(subject.model.config)
+    own = mixer_memory(subject.model.config)
     if own is not None:
         return f"a memory that is written once a text ({own.name}'s is not)"
     return None if config.data else "LongBench (--longbench.data PATH)"

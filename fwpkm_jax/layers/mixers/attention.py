@@ -139,7 +139,7 @@ class AttentionConfig(AbstractMixerConfig):
         }
 
     @property
-    def reach(self) -> int | None:
+    def receptive_field(self) -> int | None:
         return self.window
 
     def in_window(self, window: int) -> "AttentionConfig | None":

@@ -13,9 +13,9 @@ default:
 |---|---|
 | `AbstractMixerConfig.label` | the class's name |
 | `AbstractMixerConfig.split_numbers` | heads are not split over devices |
-| `AbstractMixerConfig.reach` | every earlier token |
+| `AbstractMixerConfig.receptive_field` | every earlier token |
 | `AbstractMixerConfig.in_window` | no attention that a training step could limit |
-| `AbstractMixerConfig.own_memory` | no fast weights written in chunks of the mixer's own |
+| `AbstractMixerConfig.mixer_memory` | no fast weights written in chunks of the mixer's own |
 | `AbstractMixerConfig.extra_products` | one multiplication per parameter and token |
 | `AbstractMixer.output_map` | no linear map of its own into the residual stream |
 | `AbstractMixer.mix_over_devices` | each device runs `mix` on its sequences or its shards of them |
@@ -64,7 +64,7 @@ class ReadBefore(NamedTuple):
     number: int
 
 
-class OwnMemory(NamedTuple):
+class MixerMemory(NamedTuple):
     """Fast weights that a mixer writes in chunks of its own and starts anew for each sequence.
 
     Attributes:
@@ -114,7 +114,7 @@ class AbstractMixerConfig(abc.ABC):
         return {}
 
     @property
-    def reach(self) -> int | None:
+    def receptive_field(self) -> int | None:
         """How many tokens an output can depend on, its own included; None: all before it."""
         return None
 
@@ -128,7 +128,7 @@ class AbstractMixerConfig(abc.ABC):
         return None
 
     @property
-    def own_memory(self) -> OwnMemory | None:
+    def mixer_memory(self) -> MixerMemory | None:
         """The mixer's own chunk-wise memory, which evaluations cannot write or carry on."""
         return None
 

@@ -16,7 +16,13 @@ from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import Packing, pack, pack_tokens, unpack
-from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, OwnMemory, Starts
+from fwpkm_jax.layers.mixers.base import (
+    AbstractMixer,
+    AbstractMixerConfig,
+    Mask,
+    MixerMemory,
+    Starts,
+)
 from fwpkm_jax.layers.mixers.lact_stream import FastStream, FastTokens, read_documents, read_whole
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mixers.window_cache import AttentionCache, attend_window
@@ -81,8 +87,8 @@ class LaCTConfig(AbstractMixerConfig):
         return "LaCT"
 
     @property
-    def own_memory(self) -> OwnMemory:
-        return OwnMemory("LaCT", self.chunk_size)
+    def mixer_memory(self) -> MixerMemory:
+        return MixerMemory("LaCT", self.chunk_size)
 
     def extra_products(self, model_dim: int, length: int) -> float:
         """The fast networks' products: a token passes 3 matrices to be read and 6 to be written.

@@ -30,7 +30,7 @@ from fwpkm_jax.literals import check_literals
 Output = Float[Array, "batch length model"]
 
 
-Wiring = Literal["alone", "mac", "mag", "mal"]
+Variant = Literal["alone", "mac", "mag", "mal"]
 """alone: the memory without attention. mac, mag, mal: the memory as a context of attention, as a
 gate on it, and as the layer before it."""
 
@@ -39,7 +39,7 @@ gate on it, and as the layer before it."""
 class TitansMixerConfig(AbstractMixerConfig):
     """A Titans memory, alone or with a window of attention."""
 
-    wiring: Wiring
+    variant: Variant
     """How memory and attention are combined."""
     memory: TitansConfig = dataclasses.field(default_factory=TitansConfig)
     """The memory, and the persistent tokens before the sequence."""
@@ -48,23 +48,23 @@ class TitansMixerConfig(AbstractMixerConfig):
 
     def __post_init__(self):
         check_literals(self)
-        if self.wiring == "mac" and self.memory.average_steps:
+        if self.variant == "mac" and self.memory.average_steps:
             raise ValueError(
                 "titans.average_steps=True is for a memory alone or beside attention; titans_mac "
                 "reads the weights in the middle of a chunk. Turn it off."
             )
-        if self.wiring == "mac" and self.memory.chunk_size is None:
+        if self.variant == "mac" and self.memory.chunk_size is None:
             raise ValueError(
                 "titans.chunk_size=None leaves titans_mac without segments to attend in; give it a "
                 "number of tokens."
             )
 
     def build(self, model_dim: int, **shared: Any) -> AbstractMixer:
-        if self.wiring == "mac":
+        if self.variant == "mac":
             return TitansMAC(self.memory, self.attention, model_dim, **shared)
-        if self.wiring == "mag":
+        if self.variant == "mag":
             return TitansMAG(self.memory, self.attention, model_dim, **shared)
-        if self.wiring == "mal":
+        if self.variant == "mal":
             mixer = TitansMAL(self.memory, self.attention, model_dim, **shared)
         else:
             mixer = Titans(self.memory, model_dim, **shared)
@@ -77,13 +77,13 @@ class TitansMixerConfig(AbstractMixerConfig):
             "mac": "a Titans memory as the context of attention",
             "mag": "a Titans memory that gates attention",
             "mal": "a Titans memory before attention",
-        }[self.wiring]
+        }[self.variant]
 
 
-def _register(name: str, wiring: Wiring) -> None:
+def _register(name: str, variant: Variant) -> None:
     def build(model: Any) -> TitansMixerConfig:
         attention = dataclasses.replace(model.attention, window=model.window)
-        return TitansMixerConfig(wiring=wiring, memory=model.titans, attention=attention)
+        return TitansMixerConfig(variant=variant, memory=model.titans, attention=attention)
 
     register_mixer(name, build)
 
@@ -112,7 +112,7 @@ def _register_ttt(name: str, depth: int) -> None:
             # Of a whole square's mean: the published rate 1 of half of its sum.
             **{"max_rate": 0.5, "forgetting": False, "bias": True, "write_norm": False} | published,
         )
-        return TitansMixerConfig(wiring="alone", memory=memory)
+        return TitansMixerConfig(variant="alone", memory=memory)
 
     register_mixer(name, build)
 

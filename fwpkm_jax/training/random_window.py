@@ -17,14 +17,14 @@ from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.training.state import model_graph
 
 
-class Limited(NamedTuple):
+class RandomWindow(NamedTuple):
     """The model's structure for steps with windows, and the probability of such a step."""
 
     graphdef: nnx.GraphDef[LanguageModel]
     probability: float
 
 
-def limited_attention(config: ModelConfig, probability: float) -> Limited | None:
+def random_window(config: ModelConfig, probability: float) -> RandomWindow | None:
     """The model with sliding windows in place of full attention, for a share of the steps.
 
     Args:
@@ -41,16 +41,16 @@ def limited_attention(config: ModelConfig, probability: float) -> Limited | None
     """
     if probability == 0:
         return None
-    limited = [mixer.in_window(config.window) for mixer in config.mixer_configs]
-    if all(mixer is None for mixer in limited):
+    windowed = [mixer.in_window(config.window) for mixer in config.mixer_configs]
+    if all(mixer is None for mixer in windowed):
         raise ValueError(
             f"training.window_probability={probability} limits full attention, and "
             f"mixers={config.mixers} have none; set it to 0."
         )
-    mixers = tuple(new or mixer for new, mixer in zip(limited, config.mixers, strict=True))
-    return Limited(model_graph(dataclasses.replace(config, mixers=mixers)), probability)
+    mixers = tuple(new or mixer for new, mixer in zip(windowed, config.mixers, strict=True))
+    return RandomWindow(model_graph(dataclasses.replace(config, mixers=mixers)), probability)
 
 
-def draw_limited(rng: jax.Array, step: jax.Array, probability: float) -> jax.Array:
+def draw_window(rng: jax.Array, step: jax.Array, probability: float) -> jax.Array:
     """Whether a step uses the windows: a bool scalar, drawn from the run's random stream."""
     return jax.random.bernoulli(jax.random.fold_in(rng, step), probability)

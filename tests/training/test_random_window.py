@@ -1,4 +1,4 @@
-"""Full attention limited to a window in some steps: the draw, the branches, the whole step."""
+"""Full attention windowed to a window in some steps: the draw, the branches, the whole step."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fwpkm_jax.run.train import train
-from fwpkm_jax.training.limited import draw_limited, limited_attention
+from fwpkm_jax.training.random_window import draw_window, random_window
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
 from fwpkm_jax.training.step import make_train_step
 from tests.training.test_step import sample_batch
@@ -28,7 +28,7 @@ def make_step(model, *, probability=0.0):
         schedule=optax.constant_schedule(0.1),
         micro_batches=2,
         memory=MEMORY,
-        limited=limited_attention(model, probability),
+        windowed=random_window(model, probability),
     )
 
 
@@ -59,15 +59,15 @@ def test_each_step_is_wholly_the_one_or_the_other_by_its_draw():
         def again(before=before):
             return before._replace(rng=jax.random.wrap_key_data(before.rng))
 
-        limited = bool(draw_limited(state.rng, state.step, 0.5))
+        in_window = bool(draw_window(state.rng, state.step, 0.5))
         state, metrics = mixed(state, sample_batch(seed))
-        expected, other = (windowed, full) if limited else (full, windowed)
+        expected, other = (windowed, full) if in_window else (full, windowed)
         same, same_metrics = expected(again(), sample_batch(seed))
-        assert metrics.pop("limited") == limited
+        assert metrics.pop("windowed") == in_window
         assert_same(metrics, same_metrics)
         assert_same((state.params, state.memory), (same.params, same.memory))
         assert abs(other(again(), sample_batch(seed))[1]["loss"] - metrics["loss"]) > 1e-5
-        drawn.append(limited)
+        drawn.append(in_window)
     assert set(drawn) == {True, False}
 
 
@@ -83,17 +83,17 @@ def test_both_branches_are_compiled_once():
 
 def test_the_draw_depends_on_the_runs_stream_and_the_step_alone():
     rng = jax.random.key(3)
-    draws = jax.vmap(lambda step: draw_limited(rng, step, 0.9))(np.arange(2000))
+    draws = jax.vmap(lambda step: draw_window(rng, step, 0.9))(np.arange(2000))
     assert abs(np.mean(draws) - 0.9) < 0.02
-    np.testing.assert_array_equal(draws[7], draw_limited(rng, np.int32(7), 0.9))
+    np.testing.assert_array_equal(draws[7], draw_window(rng, np.int32(7), 0.9))
     assert not np.array_equal(
-        draws, jax.vmap(lambda step: draw_limited(jax.random.key(4), step, 0.9))(np.arange(2000))
+        draws, jax.vmap(lambda step: draw_window(jax.random.key(4), step, 0.9))(np.arange(2000))
     )
 
 
 def test_never_and_always_are_the_two_models():
-    assert limited_attention(FULL, 0.0) is None
-    always = limited_attention(FULL, 1.0)
+    assert random_window(FULL, 0.0) is None
+    always = random_window(FULL, 1.0)
     assert always is not None
     windowed = tuple(
         full.in_window(WINDOWED.window) or name
@@ -110,7 +110,7 @@ def test_never_and_always_are_the_two_models():
 
 def test_a_model_without_full_attention_is_refused():
     with pytest.raises(ValueError, match=r"window_probability=0\.5 limits full attention"):
-        limited_attention(WINDOWED, 0.5)
+        random_window(WINDOWED, 0.5)
 
 
 @pytest.mark.thorough
@@ -123,6 +123,6 @@ def test_a_run_records_which_steps_were_limited(tmp_path):
         )
     )
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    recorded = [line.split('"limited": ')[1][:3] for line in lines if '"limited"' in line]
+    recorded = [line.split('"windowed": ')[1][:3] for line in lines if '"windowed"' in line]
     assert result.step == 6
     assert set(recorded) == {"0.0", "1.0"}

@@ -194,14 +194,25 @@ class FwPKM(AbstractChunkRule):
     def tiny(cls) -> "FwPKM":
         return cls(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
 
+    @functools.cached_property
+    def memory_shapes(self) -> FwPKMMemory:
+        shapes = (
+            (self.num_heads, 2, self.num_subkeys, self.key_dim // 2),
+            (self.num_slots, self.value_dim),
+        )
+        keys, values = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+        if self.retention is None:
+            return FwPKMMemory(keys, values)
+        history = functools.partial(init_history, self.retention)
+        return FwPKMMemory(keys, values, jax.eval_shape(history, keys, values))
+
     def init(self, rng: jax.Array) -> FwPKMMemory:
         """Keys uniform within 1/sqrt(key_dim), values normal with variance 1/value_dim."""
         check_key(rng)
         key_rng, value_rng = jax.random.split(rng)
-        bound = self.key_dim**-0.5
-        shape = (self.num_heads, 2, self.num_subkeys, self.key_dim // 2)
-        keys = jax.random.uniform(key_rng, shape, jnp.float32, -bound, bound)
-        values = jax.random.normal(value_rng, (self.num_slots, self.value_dim), jnp.float32)
+        bound, shapes = self.key_dim**-0.5, self.memory_shapes
+        keys = jax.random.uniform(key_rng, shapes.keys.shape, jnp.float32, -bound, bound)
+        values = jax.random.normal(value_rng, shapes.values.shape, jnp.float32)
         values = values * self.value_dim**-0.5
         history = None if self.retention is None else init_history(self.retention, keys, values)
         return FwPKMMemory(keys, values, history)
@@ -292,9 +303,14 @@ class FwPKM(AbstractChunkRule):
         access = find_slots(choice, pair=lambda choice: self._slots_of(choice)[1])
 
         # Second phase: the values are read and written.
-        history, how = self._history_and_scales(memory, access, chunks, joined)
-        how |= {"error_weights": chunks.error_weight, "counted": chunks.counted}
+        how: dict[str, Any] = {"error_weights": chunks.error_weight, "counted": chunks.counted}
         how |= {"write": self._value_write, "ops": self._row_ops(memory.values)}
+        history = None
+        if self.inner_steps > 1:
+            how["inner_steps"] = self.inner_steps
+        if self.retention is not None:
+            history, retained = self._retained(memory, access, chunks, joined)
+            how |= retained
         write = write_values if axes is None else functools.partial(write_split_values, axes=axes)
         if isinstance(memory.values, OverlayTable):
             write = write_overlays
@@ -306,20 +322,18 @@ class FwPKM(AbstractChunkRule):
         info = jax.lax.stop_gradient(FwPKMInfo(loss, out.update_norm))
         return RunOutput(FwPKMMemory(keys, out.values, history), output, access, info)
 
-    def _history_and_scales(
+    def _retained(
         self,
         memory: FwPKMMemory,
         access: SlotAccess,
         chunks: SlotChunk,
         joined: JoinedTokens | None,
-    ) -> tuple[SlotHistory | None, dict[str, Any]]:
-        """The history after all chunks, and what `write_values` needs of the options.
+    ) -> tuple[SlotHistory, dict[str, Any]]:
+        """The history after all chunks, and what `write_values` needs of it.
 
         Replayed tokens are written first and in full.
         """
-        several: dict[str, Any] = {} if self.inner_steps == 1 else {"inner_steps": self.inner_steps}
-        if self.retention is None:
-            return None, several
+        assert self.retention is not None
         history = self._history(memory)._replace(replayed=None)
         new = 1.0 if joined is None else 1.0 - joined.first
         history, scales = scale_chunks(
@@ -330,10 +344,9 @@ class FwPKM(AbstractChunkRule):
             retention=self.retention,
         )
         if joined is None:
-            return history, several | {"scales": scales}
+            return history, {"scales": scales}
         scales = jnp.where(joined.first[..., None] > 0, 1.0, scales)
-        several |= {"scales": scales, "first": joined.first}
-        return history._replace(replayed=joined.stored), several
+        return history._replace(replayed=joined.stored), {"scales": scales, "first": joined.first}
 
     def write(self, memory: FwPKMMemory, chunk: SlotChunk) -> FwPKMMemory:
         sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))

@@ -113,9 +113,8 @@ def reference_counts(groups: SlotGroups, counted: TokenWeights | SlotWeights) ->
     each slot of the table. With `counted [tokens, places]`, single references can be left out.
     """
     places = groups.rank.shape[1]
-    if counted.ndim == 1:
-        sums = jnp.cumsum(counted[groups.order // places])
-    else:
-        sums = jnp.cumsum(counted.reshape(-1)[groups.order])
+    by_token = counted.ndim == 1
+    ordered = counted[groups.order // places] if by_token else counted.reshape(-1)[groups.order]
+    sums = jnp.cumsum(ordered)
     sums = jnp.concatenate([jnp.zeros((1,), sums.dtype), sums])
     return jnp.diff(sums[groups.starts])[groups.rank]

@@ -24,6 +24,7 @@ from fwpkm_jax.core.chunks import (
     cast,
     check_chunk_size,
     from_chunks,
+    map_groups,
     map_own,
     to_chunks,
 )
@@ -291,15 +292,15 @@ class FwPKM(AbstractChunkRule):
         loops_of = functools.partial(
             key_loops, top_k=self.top_k, key_write=self._key_write, backend=self.backend
         )
-        keys, choice, loss = move_keys(
-            memory.keys,
-            chunks.query,
-            chunks.addressed,
+        move = functools.partial(
+            move_keys,
             find=self._find(),
             key_write=self._key_write,
-            loops_of=loops_of,
+            # Under `vmap`, kernels would move one memory after the other.
+            loops_of=loops_of if len(memory.keys) == 1 else None,
             token_axes=() if axes is None else axes.tokens,
         )
+        keys, choice, loss = map_groups(move, memory.keys, chunks.query, chunks.addressed)
         access = find_slots(choice, pair=lambda choice: self._slots_of(choice)[1])
 
         # Second phase: the values are read and written.

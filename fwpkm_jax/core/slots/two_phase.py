@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SubKeys
-from fwpkm_jax.core.chunks import map_groups
 from fwpkm_jax.core.slots.keys.addressing import SubKeyChoice
 from fwpkm_jax.core.slots.keys.scan import Find, KeyLoops, key_scan
 from fwpkm_jax.core.slots.values.exchange import ChunkRows, RowOps
@@ -38,59 +37,55 @@ from fwpkm_jax.core.slots.write import (
 
 
 class MovedKeys(NamedTuple):
-    """What the first phase leaves.
+    """What the first phase leaves of one memory.
 
     Attributes:
       keys: after the last chunk.
-      choice: the best sub-keys of each token, leaves `[groups, chunks, tokens, heads, 2, top_k]`.
+      choice: the best sub-keys of each token, leaves `[chunks, tokens, heads, 2, top_k]`.
       addressing_loss: of each chunk, before its write; without a gradient.
     """
 
-    keys: Float[Array, "groups heads 2 subkeys half"]
+    keys: SubKeys
     choice: SubKeyChoice
-    addressing_loss: Float[Array, "groups chunks"]
+    addressing_loss: Float[Array, " chunks"]
 
 
 def move_keys(
-    keys: Float[Array, "groups heads 2 subkeys half"],
-    queries: Float[Array, "groups chunks tokens heads key"],
-    token_weights: Float[Array, "groups chunks tokens"],
+    keys: SubKeys,
+    queries: Float[Array, "chunks tokens heads key"],
+    token_weights: Float[Array, "chunks tokens"],
     *,
     find: Find,
     key_write: KeyWrite,
     loops_of: Callable[[SubKeys, jax.Array], KeyLoops] | None = None,
     token_axes: tuple[str, ...] = (),
 ) -> MovedKeys:
-    """The first phase: the keys of several memories move chunk by chunk.
+    """The first phase: the keys of one memory move chunk by chunk.
 
     Args:
       keys: before the first chunk.
-      queries: of this device's tokens; they may be narrower than the keys, see `key_scan`.
+      queries: of this device's tokens; kernels take them in bfloat16 too, see `key_scan`.
       token_weights: weight of each token in the addressing loss's average.
       find: from queries and keys to the best sub-keys of each query.
       key_write: how the keys move.
-      loops_of: from keys and queries `[chunks, tokens, heads, key]` of one memory to what goes over
-        its chunks; None: plain XLA.
+      loops_of: from keys and queries to what goes over the chunks; None: plain XLA.
       token_axes: inside `jax.shard_map`, axes along which devices hold other tokens of each chunk.
         Each device then moves its own copy of the keys, all alike.
+
+    Raises:
+      ValueError: `key_write` clips, which the backward pass does not know.
     """
-    if keys.shape[0] > 1:  # Under `vmap`, kernels would move one memory after the other.
-        loops_of = None
-
-    def move(keys: SubKeys, queries: jax.Array, weights: jax.Array) -> MovedKeys:
-        if token_axes:
-            return _move_with_other_devices(
-                keys, queries, weights, find=find, key_write=key_write, token_axes=token_axes
-            )
-        loops = KeyLoops() if loops_of is None else loops_of(keys, queries)
-        after, choice = key_scan(
-            keys, queries, weights, find=find, key_write=key_write, loops=loops
+    if token_axes:
+        return _move_with_other_devices(
+            keys, queries, token_weights, find=find, key_write=key_write, token_axes=token_axes
         )
-        usage = jax.vmap(functools.partial(sub_key_usage, num_subkeys=keys.shape[2]))
-        loss = jax.vmap(usage_loss)(usage(choice, token_weights=weights))
-        return MovedKeys(after, choice, jax.lax.stop_gradient(loss))
-
-    return map_groups(move, keys, queries, token_weights)
+    if key_write.clip is not None:
+        raise ValueError(f"clip={key_write.clip} of a key write needs a scan of steps; use None.")
+    loops = KeyLoops() if loops_of is None else loops_of(keys, queries)
+    moved, choice = key_scan(keys, queries, token_weights, find, key_write, loops)
+    usage = jax.vmap(functools.partial(sub_key_usage, num_subkeys=keys.shape[2]))
+    loss = jax.vmap(usage_loss)(usage(choice, token_weights=token_weights))
+    return MovedKeys(moved, choice, jax.lax.stop_gradient(loss))
 
 
 def _move_with_other_devices(
@@ -127,7 +122,7 @@ def find_slots(choice: SubKeyChoice, *, pair: Callable[[SubKeyChoice], SlotAcces
     Pairs of sub-keys move no keys, so all chunks of all memories are paired at once.
 
     Args:
-      choice: from `move_keys`.
+      choice: from `move_keys` of each memory.
       pair: from the best sub-keys of any number of tokens to their slots.
     """
     tokens = choice.sub_key_ids.shape[:3]

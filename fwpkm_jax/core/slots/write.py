@@ -236,14 +236,18 @@ def usage_slopes(usage: SubKeyUsage) -> Float[Array, "2 subkeys"]:
 
 
 def of_chosen(
-    of_sub_keys: Float[Array, "*heads 2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
+    of_sub_keys: Float[Array, "2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
 ) -> Float[Array, "tokens heads 2 top_k"]:
-    """The number of each chosen sub-key; without an axis of heads these share the numbers."""
-    codebook = jnp.arange(2)[:, None]
-    if of_sub_keys.ndim == 2:
-        return of_sub_keys[codebook, sub_key_ids]
+    """The number of each chosen sub-key, where the heads share the numbers."""
+    return of_sub_keys[jnp.arange(2)[:, None], sub_key_ids]
+
+
+def of_chosen_by_head(
+    of_sub_keys: Float[Array, "heads 2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
+) -> Float[Array, "tokens heads 2 top_k"]:
+    """The number of each chosen sub-key, where each head has numbers of its own."""
     head = jnp.arange(of_sub_keys.shape[0])[:, None, None]
-    return of_sub_keys[head, codebook, sub_key_ids]
+    return of_sub_keys[head, jnp.arange(2)[:, None], sub_key_ids]
 
 
 def addressing_pulls(

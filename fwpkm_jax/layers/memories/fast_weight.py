@@ -142,20 +142,17 @@ class FastWeight(nnx.Module):
         maps = [(self.query_norm, self.query_proj), (self.value_norm, self.value_proj)]
         if self.gate_proj is not None and self.gate_norm is not None:
             maps.append((self.gate_norm, self.gate_proj))
-        projected, *others = normed_maps(x, maps)
+        query, *others = normed_maps(x, maps)
         value, *gates = (y.astype(memory_dtype) for y in others)
-        query = projected.astype(memory_dtype)
-        # The halves of the whole query, all heads together, as in the authors' release.
-        halves = query.reshape(*query.shape[:-1], 2, -1)
-        query = _NORMALIZERS[self.config.query_norm](halves)
-        if narrow and self.config.query_norm == "none" and projected.dtype == jnp.bfloat16:
-            query = projected
+        if not (narrow and self.config.query_norm == "none" and query.dtype == jnp.bfloat16):
+            # The halves of the whole query, all heads together, as in the authors' release.
+            halves = query.astype(memory_dtype).reshape(*x.shape[:2], 2, -1)
+            query = _NORMALIZERS[self.config.query_norm](halves)
         query = query.reshape(*x.shape[:2], rule.num_heads, rule.key_dim)
         value = _NORMALIZERS[self.config.value_norm](value)
-        gate = jnp.ones(x.shape[:2], memory_dtype)
-        if gates:
-            gate = jax.nn.sigmoid(jnp.mean(gates[0], axis=-1))
-        real = jnp.ones_like(gate) if mask is None else mask.astype(memory_dtype)
+        ones = jnp.ones(x.shape[:2], memory_dtype)
+        gate = jax.nn.sigmoid(jnp.mean(gates[0], axis=-1)) if gates else ones
+        real = ones if mask is None else mask.astype(memory_dtype)
         return Signals(query, value, gate, real)
 
     def merge(
@@ -246,22 +243,21 @@ class FastWeight(nnx.Module):
         )
         if starts is not None:
             sequence = within_documents(sequence, starts, lookahead=rule.lookahead)
-        shared = 1
+        groups = jax.tree.leaves(memory)[0].shape[0]
         if write and partition is None:
             # Sequences of one group share a memory, which is read and written chunk by chunk.
-            groups = jax.tree.leaves(memory)[0].shape[0]
             grouped = jax.tree.map(lambda leaf: split_groups(leaf, groups), sequence)
             memory, read, access, info = rule.run_groups(
                 memory, grouped, chunk_size=config.chunk_size
             )
             read, access = jax.tree.map(merge_groups, (read, access))
-            shared = len(x) // groups
         else:
             memory, read, access, info = read_or_run(
                 config, memory, sequence, write=write, partition=partition
             )
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
         facts = call_info(rule, signals, losses, sequence.paired, access, info, partition)
+        shared = len(x) // groups if write else 1
         sequences = None if partition is not None else shared
         output = self.merge(read, signals, dtype=x.dtype, sequences=sequences)
         return output, memory, facts

@@ -155,7 +155,7 @@ def _scan_back(
         log = jnp.concatenate([log[:end], written_bar])
         untouched = end + jnp.arange(num_slots, dtype=jnp.int32)
     touched = groups.slots[:, : logged_rows(num_slots, groups)]
-    next_rows = by_platform(touched, untouched, cpu=_next_in_turn, default=_next_by_sort)
+    next_rows = by_platform(cpu=_next_in_turn, default=_next_by_sort)(touched, untouched)
 
     runs = groups if ops.runs is None else ops.runs(groups, rows.weights, next_rows)
 

@@ -293,7 +293,7 @@ def side_by_side(tree: Any) -> Any:
     Args:
       tree: arrays, of which none is divided over devices: the array of all would gather them.
     """
-    return by_platform(tree, gpu=joined, default=lambda tree: tree)
+    return by_platform(gpu=joined, default=lambda tree: tree)(tree)
 
 
 def joined(tree: Any) -> Any:

@@ -101,7 +101,7 @@ def over_tables(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
+def sequential_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of arrays that updates refs inside; under `vmap` it runs for one after the other.
 
     Mosaic GPU cannot batch refs, and each launch owns the array that it updates.

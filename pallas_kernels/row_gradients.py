@@ -8,6 +8,7 @@
 The cotangent of a table is computed only if the caller differentiates with respect to the table.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -18,7 +19,8 @@ from fwpkm_jax.core.slots.write import PLAIN
 from pallas_kernels.dispatch import Kernel, module_of
 
 
-def _read(
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def read(
     chosen: Kernel,
     values: jax.Array,
     slot_ids: jax.Array,
@@ -30,13 +32,10 @@ def _read(
     return module_of("slot_read", chosen).read(values, slot_ids, weights, target, write_weight)
 
 
-def _dot(chosen: Kernel, values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def dot(chosen: Kernel, values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array:
     """`slot_dot`."""
     return module_of("slot_read", chosen).dot(values, slot_ids, vectors)
-
-
-read = jax.custom_vjp(_read, nondiff_argnums=(0,))
-dot = jax.custom_vjp(_dot, nondiff_argnums=(0,))
 
 
 def _read_forward(chosen, values, slot_ids, weights, target, write_weight):
@@ -85,7 +84,8 @@ read.defvjp(_read_forward, _read_backward, symbolic_zeros=True)
 dot.defvjp(_dot_forward, _dot_backward, symbolic_zeros=True)
 
 
-def _add(
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def add(
     chosen: Kernel,
     with_old_rows: bool,
     values: jax.Array,
@@ -97,9 +97,6 @@ def _add(
     return module_of("slot_add", chosen).add(
         values, groups, coefficients, rows, with_old_rows=with_old_rows
     )
-
-
-add = jax.custom_vjp(_add, nondiff_argnums=(0, 1))
 
 
 def _add_forward(chosen, with_old_rows, values, groups, coefficients, rows):

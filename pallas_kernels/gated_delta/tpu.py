@@ -123,7 +123,8 @@ def _backward_kernel(*refs, shape, scale):
         d_state[...] = d_end[...]
 
     def backward(*arrays: jax.Array):
-        return chunk_backward(*arrays, side=shape.side, scale=scale)
+        inputs = Inputs(*arrays[:6])
+        return chunk_backward(inputs, *arrays[6:], side=shape.side, scale=scale)
 
     of_chunk = shape.of_chunk(query, key, value, log_decay, beta)
     saved = states[0, 0], inverses[0, 0]

@@ -32,7 +32,7 @@ from fwpkm_jax.core.slots.write import (
 from pallas_kernels.key_scan import gpu_rows
 from pallas_kernels.key_scan.gpu_add import add, query_terms, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back
-from pallas_kernels.mosaic_gpu import in_turn
+from pallas_kernels.mosaic_gpu import sequential_vmap
 from pallas_kernels.product_top_k.gpu_select import select_chunk, terms_of
 
 
@@ -45,9 +45,8 @@ def forward(
     token_weights: jax.Array,
 ) -> tuple[KeyScanOutput, jax.Array, StepSums]:
     """The scan, the keys before each chunk, the steps' sums; as in `core.slots.keys.scan`."""
-    del find
-    one = functools.partial(_forward, top_k, key_write)
-    return in_turn(one)(keys, queries, token_weights)
+    run = sequential_vmap(functools.partial(_forward, top_k, key_write))
+    return run(keys, queries, token_weights)
 
 
 # `jit` traces this once for equal arguments, so a model with several memories lowers it once.
@@ -64,7 +63,9 @@ def _forward(top_k, key_write, keys, queries, token_weights):
     weights = heads * jnp.sum(token_weights, axis=1)
 
     @jax.jit
-    def turn(chunk, history, sums_of, terms, norms, ids, scores, rows, row_terms, token_weights):
+    def body(carry, _):
+        # The number of the chunk is carried: a slice of all numbers would be a launch.
+        chunk, history, sums_of, terms, norms, ids, scores = carry
         # Each kernel writes its chunk of these arrays where it lies; `freeze` gives them back, so
         # that the scan carries them in place.
         refs = [_ref(x) for x in (history, sums_of, ids, scores)]
@@ -87,13 +88,7 @@ def _forward(top_k, key_write, keys, queries, token_weights):
         sums, of_sub_keys = add(row_terms, number, ids, _by_codebook(pulls)[None], subkeys=subkeys)
         terms, norms = step(refs[0], refs[1], number, sums, of_sub_keys, **_factors(key_write))
         history, sums_of = (jax.freeze(x) for x in refs[:2])
-        return (history, sums_of, terms, norms, ids, scores), usage.access
-
-    def body(carry, _):
-        # The number of the chunk is carried: a slice of all numbers would be a launch.
-        chunk, *state = carry
-        state, access = turn(chunk, *state, rows, row_terms, token_weights)
-        return (chunk + 1, *state), access
+        return (chunk + 1, history, sums_of, terms, norms, ids, scores), usage.access
 
     history = jnp.zeros((chunks + 1, *first.shape), first.dtype).at[0].set(first)
     chosen = (chunks, codebooks, top_k, tokens)
@@ -116,8 +111,7 @@ def backward(
     key_write: KeyWrite, keys_bar: SubKeys, chunks: ScannedChunk, steps: KeyStep
 ) -> tuple[SubKeys, tuple[jax.Array, jax.Array]]:
     """Cotangents of keys and gradients, and all pulls; as the loop in `core.slots.keys.scan`."""
-    one = functools.partial(_backward, key_write)
-    return in_turn(one)(keys_bar, chunks, steps)
+    return sequential_vmap(functools.partial(_backward, key_write))(keys_bar, chunks, steps)
 
 
 def _backward(key_write, keys_bar, chunks, steps):
@@ -131,7 +125,8 @@ def _backward(key_write, keys_bar, chunks, steps):
     ids = _by_codebook(chunks.choice.sub_key_ids)
     step_totals = steps.totals.reshape(number, codebooks, subkeys)
 
-    def turn(chunk, bars, dots, pulls):
+    def body(carry, _):
+        chunk, bars, dots, pulls = carry
         at = chunk[None]
         pulls_bar = pulls_back(halves, at, bars, dots, ids, move=factors["move"])
         pulls_bar = _by_token(pulls_bar, heads)
@@ -144,12 +139,8 @@ def _backward(key_write, keys_bar, chunks, steps):
         new = _by_codebook(new)
         pulls = jax.lax.dynamic_update_index_in_dim(pulls, new, chunk, 0)
         sums, of_sub_keys = add(row_terms, at, ids, pulls, subkeys=subkeys)
-        moved = _stepped_back(bars, at, history, step_totals, sums, of_sub_keys, factors)
-        return *moved, pulls
-
-    def body(carry, _):
-        chunk, *state = carry
-        return (chunk - 1, *turn(chunk, *state)), None
+        moved = _stepped_back(bars, at, history, step_totals, sums, of_sub_keys, **factors)
+        return (chunk - 1, *moved, pulls), None
 
     last = keys_bar.reshape(codebooks, subkeys, half)
     start = (
@@ -171,9 +162,7 @@ def to_queries(
     pulls: jax.Array,
 ) -> jax.Array:
     """The cotangents of all queries; as in `core.slots.keys.scan`."""
-    del key_write  # Its score is `idw`.
-    arrays = chunks, step_pulls, gradient_bar, pulls
-    return in_turn(_to_queries)(*arrays)
+    return sequential_vmap(_to_queries)(chunks, step_pulls, gradient_bar, pulls)
 
 
 def _to_queries(chunks, step_pulls, gradient_bar, pulls):
@@ -190,14 +179,11 @@ def _to_queries(chunks, step_pulls, gradient_bar, pulls):
 
 
 # Compiled, because a ref in GPU memory exists only inside a compiled function.
-def _stepped_back(bars, at, history, step_totals, sums, totals, factors):
-    @jax.jit
-    def run(bars, at, history, step_totals, sums, totals):
-        ref = _ref(bars)
-        dots = step_back(ref, at, history, step_totals, sums, totals, **factors)
-        return jax.freeze(ref), dots
-
-    return run(bars, at, history, step_totals, sums, totals)
+@functools.partial(jax.jit, static_argnames=("keep", "move"))
+def _stepped_back(bars, at, history, step_totals, sums, totals, *, keep, move):
+    ref = _ref(bars)
+    dots = step_back(ref, at, history, step_totals, sums, totals, keep=keep, move=move)
+    return jax.freeze(ref), dots
 
 
 def _summed(totals: jax.Array) -> jax.Array:

@@ -21,10 +21,10 @@ from pallas_kernels.short_convolution.gpu_program import (
     activated,
     compiler_params,
     for_each_block,
-    in_turn,
     inputs_before_tile,
     load,
     over_columns,
+    pipelined,
     plan,
     rows_of,
     tile_of,
@@ -105,7 +105,7 @@ def forward(
                     recent = inputs[1:]
                 return recent
 
-            in_turn(tile // together, fetch, use, recent)
+            pipelined(tile // together, fetch, use, recent)
 
         for_each_block(blocks, of_block)
 

@@ -22,11 +22,11 @@ from pallas_kernels.short_convolution.gpu_program import (
     activated,
     compiler_params,
     for_each_block,
-    in_turn,
     inputs_before_tile,
     laid_out,
     load,
     over_columns,
+    pipelined,
     plan,
     rows_of,
     tile_of,
@@ -107,7 +107,7 @@ def backward(
                     out["x"].at[sequence, token, *there][...] = bar.astype(x.dtype)
 
             if not block.part.convolved:
-                in_turn(tile // together, lambda i: bars_of(group(i, 0)), copy, None)
+                pipelined(tile // together, lambda i: bars_of(group(i, 0)), copy, None)
                 return
 
             def fetch(tokens: list[Any]) -> list[Any]:
@@ -167,7 +167,7 @@ def backward(
                     out["x"].at[sequence, token, *there][...] = done.astype(x.dtype)
                 return carry
 
-            carry = in_turn(tile // together, lambda i: fetch(group(i, reach)), use, carry)
+            carry = pipelined(tile // together, lambda i: fetch(group(i, reach)), use, carry)
             for j, total in enumerate(carry[2]):
                 out["weight"][number].at[sequence, own_tile, j, mine][...] = total
 

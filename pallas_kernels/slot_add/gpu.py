@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from fwpkm_jax.core.slots.values.exchange import logged_rows
 from fwpkm_jax.core.slots.values.grouping import SlotGroups
-from pallas_kernels.mosaic_gpu import IN_FLIGHT, in_turn, index32, launch, row, zeros
+from pallas_kernels.mosaic_gpu import IN_FLIGHT, index32, launch, row, sequential_vmap, zeros
 
 SEGMENT = 64
 """Longest run that its owner sums from references. For a longer run the owner takes one step per
@@ -96,7 +96,7 @@ def add(
 ) -> tuple[jax.Array, jax.Array | None]:
     """`slot_add` in place; with `with_old_rows` also the changed rows before the addition."""
     one = functools.partial(_add, with_old_rows=with_old_rows)
-    return in_turn(one)(values, groups, coefficients, rows)
+    return sequential_vmap(one)(values, groups, coefficients, rows)
 
 
 # Compiled, because a ref in GPU memory exists only inside a compiled function.

@@ -99,14 +99,17 @@ class Operation:
         """
         if backend not in ("auto", "reference", "pallas"):
             raise ValueError(f"backend={backend!r} must be 'auto', 'reference' or 'pallas'.")
+        # `auto` by the caller may be redirected; a request by name may not.
         wanted = _default_backend.value if backend == "auto" else backend
         plain_names = os.environ.get(REFERENCE_VARIABLE, "").split(",")
         if backend == "auto" and {self.name, *self.uses} & {*plain_names}:
             return self._decided("reference", f"by {REFERENCE_VARIABLE}")
         if wanted == "reference":
             return self._decided("reference", "by request")
+        # The check runs the public function, which must not start the check again.
         if _under_check.value is not None:
             return self._decided(_under_check.value, "under check")
+        # A simulated device comes before this one, for tests and ahead-of-time compiles.
         simulation = _simulation.value
         kernel = platform() if simulation is None else simulation.kernel
         if kernel in self.kernels:
@@ -123,6 +126,7 @@ class Operation:
     ) -> Implementation:
         """The kernel if it can run here; otherwise the reference, or an error if asked by name."""
         simulated = _simulation.value is not None
+        # The device first, then the arguments, then the check, which is the slowest.
         lacking = None if simulated else _device_lacks(kernel)
         lacking = lacking or self.refuses(kernel, *arguments, **options)
         failure = None if simulated or lacking else self._failure(kernel)

@@ -106,6 +106,7 @@ def _add_forward(chosen, with_old_rows, values, groups, coefficients, rows):
 
 def _add_backward(chosen, with_old_rows, residuals, cotangents):
     groups, coefficients, rows = residuals
+    # An addition passes the table's cotangent on, so no copy of it is made.
     table_bar, old_rows_bar = cotangents
     slot_ids = groups.slots[groups.rank]
     coefficients_bar = dot(chosen, table_bar, slot_ids, rows)

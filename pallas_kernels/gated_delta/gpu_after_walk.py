@@ -147,6 +147,7 @@ def _after_kernel(*refs, scale):
         pl.run_scoped(
             functools.partial(_of_squares, program, *sums, d_scores), halves(CHUNK, CHUNK)
         )
+        # 64 columns of keys at a time: the sums over the values of all would not fit in registers.
         of_token, of_end = row_sum(zeros(BLOCK)), row_sum(zeros(BLOCK))
         for start in range(0, width, WIDTH_STEP):
             from_values, more_of_token, more_of_end = pl.run_scoped(
@@ -179,15 +180,18 @@ def _attend(program: Program, queries: Halves, stage: Any, wide_stage: Any) -> N
     tiles = [
         x.at[i] for x, n in ((stage, len(tokens)), (wide_stage, len(squares))) for i in range(n)
     ]
+    # All copies start at once; each has a barrier of its own, in the order of their use.
     copies = start_copies(list(zip([*tokens, *squares], tiles, strict=True)), program.arrived)
     of_keys, of_queries = copies[: len(tokens) : 2], copies[1 : len(tokens) : 2]
     (between,) = program.recomputed(program.between)
+    # The decays are computed while the copies arrive.
     between.hi[...] = decays_between(gmem.span_sums.at[program.place])
     attended = zeros(CHUNK)
     for at, of_key, of_query in zip(blocks, of_keys, of_queries, strict=True):
         block = put(keys.at(slice(None), at), received(of_key), reused=True)
         put(queries, received(of_query))
         attended += multiply(queries, block.transposed)
+    # P = scale * (Q K^T) * between; the mask is part of the decays.
     attended *= program.scale
     put(attention, attended * load(between.hi))
     for at, copy in zip(sides, copies[len(tokens) :], strict=True):
@@ -214,31 +218,41 @@ def _of_values(
             [*((x, wide_stage.at[i]) for i, x in wide), (gmem.value.at[tokens], stage.at[0])],
             program.arrived,
         )
+        # The memory before the chunk, H.
         for at, copy in zip(groups, squares[: len(groups)], strict=True):
             put(memory.at(at), received(copy))
+        # W = inverse (beta * (V - to_token * K H)), recomputed.
         recalled = rows_times(program.column(gmem.to_token), multiply(keys, memory))
         own_error = received(value) - recalled
         put(a, rows_times(program.column(gmem.beta), own_error))
         start_sending(a, multiply(inverse, a), gmem.errors.at(*part), reused=True)
         put(b, received(d_output))
+        # dP += dO W^T.
         d_attention = add_product(d_attention, b, a.transposed)
+        # The same tile takes the cotangent of the memory after the chunk, dH'.
         for at, copy in zip(groups, squares[len(groups) :], strict=True):
             put(memory.at(at), received(copy))
         keys, inverse, attention, memory, a, b = program.recomputed(*slots)
+        # dW = (to_end * K) dH' + P^T dO.
         d_errors = rows_times(program.column(gmem.to_end), multiply(keys, memory))
         d_errors = add_product(d_errors, attention.transposed, b)
         put(b, d_errors, reused=True)
+        # Back through the inverse; dA = -(inverse^T dW) W^T follows from the derivative of
+        # an inverse.
         d_weighted = multiply(inverse.transposed, b)
         put(b, d_weighted, reused=True)
         d_triangle = add_product(d_triangle, b, a.transposed)
         of_beta += row_sum(d_weighted * own_error)
+        # From here it is dV, and with the decay the cotangent of what the keys recalled.
         d_weighted = rows_times(program.column(gmem.beta), d_weighted)
         send_block(stage.at[0], d_weighted, gmem.d_value.at[tokens])
         d_recalled = rows_times(-program.column(gmem.to_token), d_weighted)
         start_sending(b, d_recalled, gmem.d_recalled.at(*part))
+        # The stages are free only when their copies are out.
         plgpu.wait_smem_to_gmem(0)
         return d_attention, d_triangle, of_beta
 
+    # A loop, not unrolled: the sums stay in registers over all blocks of values.
     sums = zeros(CHUNK), zeros(CHUNK), row_sum(zeros(BLOCK))
     return jax.lax.fori_loop(0, gmem.value.shape[-1] // BLOCK, add_block, sums)
 
@@ -262,6 +276,7 @@ def _of_squares(
     put(scores, d_attention * load(between.hi))
     keys, inverse, between = program.recomputed(program.keys, program.inverse, program.between)
     row, column = positions()
+    # Only entries below the diagonal are part of the triangular matrix.
     put(inverse, jnp.where(row > column, -d_triangle, 0.0) * load(between.hi))
     overlap, d_lower = multiply(keys, keys.transposed), joined(inverse)
     gmem.d_beta.at[place][...] = of_beta + row_sum(d_lower * overlap)
@@ -299,6 +314,7 @@ def _from_values(
         turned = [tiles[2].at(at).transposed for at in rows]
         for _ in outputs:
             put(tiles[1], received(more.pop(0)))
+        # The rest was copied as operands, without the way through registers.
         for _, arrived in more:
             plgpu.barrier_wait(arrived)
         return [
@@ -313,6 +329,7 @@ def _from_values(
 
     keys = [program.keys.at(0, slice(None), pl.ds(start + at.start, BLOCK)) for at in rows]
     d_keys, from_output = summed(gmem.d_recalled, gmem.states, gmem.d_output)
+    # The cotangent of a log decay is the product of what it scales with its cotangent.
     of_token = sum(row_sum(joined(x) * y) for x, y in zip(keys, d_keys, strict=True))
     (from_end,) = summed(gmem.errors, gmem.d_after)
     of_end = sum(row_sum(joined(x) * y) for x, y in zip(keys, from_end, strict=True))
@@ -346,6 +363,7 @@ def _of_keys(
         put(queries, query)
         of_token += program.scale * to_token * row_sum(query * from_output[i])
         d_block = d_keys[i] + program.scale * multiply(d_scores.transposed, queries)
+        # K K^T has the keys twice, so both sides of its cotangent reach them.
         d_block = add_product(d_block, d_overlap, block)
         d_block = add_product(d_block, d_overlap.transposed, block)
         d_queries = add_product(rows_times(to_token, from_output[i]), d_scores, block)
@@ -367,6 +385,7 @@ def _spanning(of_spans: Halves, mask: Any) -> jax.Array:
         plgpu.wgmma(total, mask, of_spans.hi)
         return total[...]
 
+    # A product with a triangle of ones is the running sum, in both bfloat16 halves.
     later = pl.run_scoped(
         accumulate, plgpu.WGMMAAccumulatorRef((CHUNK, CHUNK), jnp.float32)
     )  # [t, s]: r >= t

@@ -128,6 +128,7 @@ def _prepare_kernel(key, value, span_sums, beta, to_token, to_end, *refs):
     for columns in blocks:
         put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
     between = decays_between(span_sums.at[place])
+    # beta * (K K^T) * between: the matrix whose unit triangle is inverted.
     lower = rows_times(vector(beta), multiply(keys, keys.transposed) * between)
     # The keys are fetched again below: their tile, and with bfloat16 the stage, hold the triangle.
     held = Halves(keys.hi, stage if keys.lo is None else keys.lo)
@@ -136,6 +137,7 @@ def _prepare_kernel(key, value, span_sums, beta, to_token, to_end, *refs):
     a, b = operands()
     for columns, half in zip(column_blocks(a.hi, SIDE), inverse, strict=True):
         put(a.at(slice(None), columns), half)
+        # In float32 the registers hold more digits than the two halves.
         if a.lo is not None:
             inverse_out.at[(*place, slice(None), columns)][...] = half
     if a.lo is None:
@@ -145,10 +147,12 @@ def _prepare_kernel(key, value, span_sums, beta, to_token, to_end, *refs):
         block = fetch(key.at[(*tokens, columns)])
         part = (*place, slice(None), columns)
         left, right = (x.at(*part) for x in outputs)
+        # Each vector is loaded where it is used: kept, it would take registers in every loop.
         send_factors(a, b, block, vector(beta) * vector(to_token), vector(to_end), left, right)
     for columns in column_blocks(value):
         a, b = operands()
         put(b, rows_times(vector(beta), fetch(value.at[(*tokens, columns)])))
+        # U = inverse (beta * V).
         store(multiply(a, b), own.at[(*place, slice(None), columns)], stage=stage)
 
 
@@ -224,6 +228,7 @@ def _before_kernel(query, key, span_sums, beta, to_token, to_end, inverse, d_out
         put(queries.at(slice(None), columns), scale * fetch(query.at[(*tokens, columns)]))
         put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
     between = decays_between(span_sums.at[place])
+    # P, without the scale of queries, which they have already.
     put(attention, multiply(queries, keys.transposed) * between, reused=True)
     put(inverse_tile, fetch(inverse.at[place]))
     for columns in blocks:
@@ -236,9 +241,11 @@ def _before_kernel(query, key, span_sums, beta, to_token, to_end, inverse, d_out
 
     for columns in column_blocks(d_output):
         put(work, fetch(d_output.at[(*tokens, columns)]))
+        # P^T dO.
         d_error = multiply(attention.transposed, work)
         store(d_error, d_errors.at[(*place, slice(None), columns)], stage=stage)
         for rows in blocks:
             block = queries.at(slice(None), rows)
+            # (gamma Q)^T dO, 64 x 64 entries at a time.
             added = multiply(block.transposed, work)
             store(added, step.at[(*place, rows, columns)], stage=stage)

@@ -49,14 +49,17 @@ def triangle_inverse(lower: Halves, slots: Any, zero: Any) -> list[jax.Array]:
     start = jnp.where(row == column, 1.0, 0.0) - jnp.where(joining(1), joined(lower), 0.0)
     put(a, start, reused=True)  # Blocks of 2.
     inverse = [joined(a.at(slice(None), side)) for side in sides]
+    # Blocks double: [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]].
     for block in (2**power for power in range(1, SIDE.bit_length() - 1)):
         a, b = recomputed()
+        # C of every pair of blocks at once; the rest of the tile is zero.
         put_joining(b, block)
         for side in sides:
             half = b.at(slice(None), side)
             put(half, multiply(half, a.at(side, side)), reused=True)
         a, b = recomputed()
         for i, side in enumerate(sides):
+            # -B^-1 (C A^-1) stands where C was, and zeros are added elsewhere.
             inverse[i] = inverse[i] - multiply(a.at(slice(None), side), b.at(side, side))
             put(a.at(slice(None), side), inverse[i], reused=True)
     left, right = sides

@@ -72,8 +72,10 @@ def _forward(top_k, key_write, keys, queries, token_weights):
         number = chunk[None]
         select_chunk(rows, number, terms, norms, *refs[2:], score=key_write.score)
         ids, scores = (jax.freeze(x) for x in refs[2:])
+        # Access of sub-keys, before the step that depends on it.
         access, shares = totals(number, ids, scores, token_weights, subkeys=subkeys)
         assert shares is not None
+        # XLA computes the slopes: a few numbers for each sub-key.
         usage = SubKeyUsage(_summed(access), of_chunk(chunk, weights))
         choice, each = of_chunk(chunk, (_choice(ids, scores, heads), token_weights))
         slopes = of_chosen(usage_slopes(usage), choice.sub_key_ids)
@@ -86,6 +88,7 @@ def _forward(top_k, key_write, keys, queries, token_weights):
             probabilities=_by_token(shares, heads),
         )
         sums, of_sub_keys = add(row_terms, number, ids, _by_codebook(pulls)[None], subkeys=subkeys)
+        # Moves the sub-keys and writes the terms that the next chunk selects by.
         terms, norms = step(refs[0], refs[1], number, sums, of_sub_keys, **_factors(key_write))
         history, sums_of = (jax.freeze(x) for x in refs[:2])
         return (chunk + 1, history, sums_of, terms, norms, ids, scores), usage.access
@@ -128,6 +131,7 @@ def _backward(key_write, keys_bar, chunks, steps):
     def body(carry, _):
         chunk, bars, dots, pulls = carry
         at = chunk[None]
+        # From the cotangents after the step to those of this chunk's pulls.
         pulls_bar = pulls_back(halves, at, bars, dots, ids, move=factors["move"])
         pulls_bar = _by_token(pulls_bar, heads)
         one, how = of_chunk(chunk, (chunks, steps))
@@ -137,6 +141,7 @@ def _backward(key_write, keys_bar, chunks, steps):
 
         new = pulls_of_scores(one, how, pulls_bar, score=key_write.score, totals_of=totals_of)
         new = _by_codebook(new)
+        # Kept for the queries, whose cotangents are computed for all chunks at once.
         pulls = jax.lax.dynamic_update_index_in_dim(pulls, new, chunk, 0)
         sums, of_sub_keys = add(row_terms, at, ids, pulls, subkeys=subkeys)
         moved = _stepped_back(bars, at, history, step_totals, sums, of_sub_keys, **factors)

@@ -156,6 +156,7 @@ def _select_kernel(
         def place(step: Any) -> Any:
             return group * _SLOTS + jax.lax.rem(step, np.int32(_SLOTS))
 
+        # Warpgroups take turns at the tiles of sub-keys.
         def first_of(tile: Any) -> Any:
             return (tile * groups + group) * tile_size
 
@@ -169,6 +170,7 @@ def _select_kernel(
         tiles = padded_subkeys // SUBKEYS
         for step in range(min(_SLOTS, widths * tiles)):
             fetch(jnp.int32(step))
+        # The queries are split into bfloat16 terms once, by the groups in turn.
         query_norms = laid_out(jnp.zeros((TOKENS,), jnp.float32), by_row())
         for width in range(widths):
             query = load(

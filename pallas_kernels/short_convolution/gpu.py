@@ -79,6 +79,7 @@ def forward(
             mine = pl.ds(row, block.rows_here)
             there = pl.ds(block.first + row, block.rows_here), pl.ds(block.column, block.width)
             tap = [load(given["weight"][number].at[j, mine], block) for j in range(taps)]
+            # A sliding window of inputs in registers: each is loaded once in a tile.
             recent = inputs_before_tile(
                 given["x"].at[sequence, :, *there], given["before"][number].at[sequence, :, mine],
                 first, block,
@@ -86,6 +87,7 @@ def forward(
             together = IN_FLIGHT["forward"] // block.vector
 
             def fetch(i: Any) -> Any:
+                # Groups behind the end read the last token again, and are not used.
                 tokens = [
                     jnp.minimum(first + i * together + j, length - 1) for j in range(together)
                 ]

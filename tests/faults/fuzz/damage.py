@@ -1,4 +1,4 @@
-"""What is done to good files: bytes, JSON values, headers of tensors, pickles, templates."""
+"""What is done to good files: bytes, JSON values, headers of tensors, pickles."""
 
 from __future__ import annotations
 
@@ -161,55 +161,3 @@ def of_safetensors(content: bytes, rng: random.Random) -> bytes:
         data += rng.randbytes(rng.choice((1, 8, 1000)))
     length = len(header) if rng.random() < 0.95 else rng.choice((0, 1, 2**24, 2**32, 2**63))
     return struct.pack("<Q", length) + header + data
-
-
-_ATOMS = (
-    *("messages", "messages[0]", "messages[0].content", "m", "eos_token", "1", "0", "-1", "2e9"),
-    *("99999", "2 ** 31", "'a'", "'%s'", "[]", "{}", "none", "true", "namespace(s='a')", "x.y.z"),
-    *("range(99999)", "''.__class__", "self", "loop", "cycler", "lipsum(n=99)", "raise_exception"),
-)
-_FILTERS = (
-    *("length", "list", "string", "upper", "tojson", "first", "last", "sort", "join", "int"),
-    *("float", "reverse", "batch(2)", "center(99999999)", "indent(99999)", "map('upper')|list"),
-    *("replace('a', 'a' * 999)", "format(1)", "items", "groupby('x')", "sum", "round", "xmlattr"),
-    *("truncate(3)", "wordwrap(1)", "urlize", "random", "slice(3)|list", "tojson(indent=99999)"),
-)
-
-
-def template(rng: random.Random, depth: int = 0) -> str:
-    """A chat template by chance: expressions, loops, macros and what ends them too early."""
-
-    def expression(level: int = 0) -> str:
-        kind = rng.randrange(9 if level < 4 else 1)
-        if kind in (0, 1):
-            return rng.choice(_ATOMS)
-        if kind in (2, 3):
-            sign = rng.choice(("+", "*", "~", "-", "/", "//", "%", "**", "<", "in", "and"))
-            return f"({expression(level + 1)} {sign} {expression(level + 1)})"
-        if kind in (4, 5):
-            return f"{expression(level + 1)}|{rng.choice(_FILTERS)}"
-        if kind == 6:
-            return f"{expression(level + 1)}[{expression(level + 1)}]"
-        if kind == 7:
-            return f"{expression(level + 1)}({expression(level + 1)})"
-        return "(" * rng.choice((1, 3, 300)) + expression(level + 1)
-
-    parts = []
-    for _ in range(rng.randrange(1, 5)):
-        kind = rng.randrange(8)
-        inner = template(rng, depth + 1) if depth < 3 else "a"
-        if kind == 0:
-            parts.append(f"{{% for m in {expression()} %}}{inner}{{% endfor %}}")
-        elif kind == 1:
-            parts.append(f"{{% if {expression()} %}}{inner}{{% else %}}b{{% endif %}}")
-        elif kind == 2:
-            parts.append(f"{{% set x = {expression()} %}}{inner}")
-        elif kind == 3:
-            parts.append(f"{{% macro f(x) %}}{inner}{{{{ f(x) }}}}{{% endmacro %}}{{{{ f(1) }}}}")
-        elif kind == 4:
-            parts.append(
-                rng.choice(("{% endfor %}", "{{", "{% include 'x' %}", "\ud800", "{#", "\0"))
-            )
-        else:
-            parts.append(f"{{{{ {expression()} }}}}")
-    return "".join(parts)

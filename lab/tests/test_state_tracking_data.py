@@ -4,7 +4,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from fwpkm_jax.data.state_tracking import (
+from lab.comparison.state_tracking_data import (
     Group,
     StateTrackingData,
     StateTrackingSource,

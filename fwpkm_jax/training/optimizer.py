@@ -129,6 +129,10 @@ class OptimizerConfig:
                 f"schedule={self.schedule} lowers the learning rate, which name=schedule_free "
                 "replaces by an average; set schedule=constant."
             )
+        if not self.betas[0] > 0:
+            raise ValueError(
+                f"betas={self.betas}: name=schedule_free divides by the first; set it above 0."
+            )
         if self.precision != "float32":
             raise ValueError(
                 f"precision={self.precision} may store weights in bfloat16, and the steps of "

@@ -54,6 +54,26 @@ def test_a_directory_that_cannot_be_written_to_is_refused(capsys, tmp_path, monk
     assert list(run.iterdir()) == []
 
 
+@pytest.mark.parametrize("change", ["a rule that is gone", "a field that is gone", "no field"])
+def test_a_run_of_another_version_is_refused_in_one_line(capsys, unbroken, tmp_path, change):
+    run = tmp_path / "run"
+    run.mkdir()
+    sessions = {"sessions": [{"commit": "6fbd989"}]}
+    (run / "environment.json").write_text(json.dumps(sessions))
+    config = unbroken.experiment.to_json()
+    if change == "a rule that is gone":
+        config["model"]["fast_weight"]["rule"] = {"class": "ErasingRule", "strength": 0.5}
+    elif change == "a field that is gone":
+        config["optimizer"]["momentum"] = 0.0
+    else:
+        del config["training"]["remat"]
+    (run / "config.json").write_text(json.dumps(config))
+    for arguments in (["--run_dir", run], ["--resume", run]):
+        line = refused(capsys, *arguments)
+        assert str(run / "config.json") in line
+        assert "another version of fwpkm_jax wrote this run (commit 6fbd989)" in line
+
+
 def test_another_configuration_is_refused_with_the_runs_own_command(unbroken, tmp_path):
     sessions = json.loads((unbroken.directory / "environment.json").read_text())["sessions"]
     assert sessions[0]["command"] == sys.argv

@@ -33,6 +33,10 @@ memory: fast weights and the tokens that wait to be written; the next conversati
 position 0, with empty caches."""
 
 
+_MOST_READ = 2**30
+"""Tokens that a sequence may have read: positions are int32."""
+
+
 def save(
     folder: str | Path,
     name: str,
@@ -265,8 +269,7 @@ def fingerprint(model: LanguageModel) -> str:
 
 
 def _arrays(tree: Any) -> dict[str, np.ndarray]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {_name(path): np.asarray(leaf) for path, leaf in leaves}
+    return {name: np.asarray(leaf) for name, leaf in _named(tree).items()}
 
 
 def _name(path: Any) -> str:
@@ -282,26 +285,48 @@ def _without_caches(state: GenerationState) -> Any:
 def _template(
     model: LanguageModel, path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> Any:
-    """A state of the same structure and dtypes; its sizes may differ."""
+    """A state of the structure, shapes and dtypes that a file's arrays must have.
+
+    What they may choose is the number of sequences and of memories, and the length of caches.
+    """
     with parsing(path, problem="is damaged", otherwise="delete it, or put back a copy"):
         batch = len(arrays["num_drawn"])
-
-    def start() -> GenerationState:
-        state = init_generation(
-            model, model.init_memory(jax.random.key(0)), batch=batch, max_length=1
+        groups = max(
+            [1, *(len(x) for name, x in arrays.items() if name.startswith("stream/memory/"))]
         )
-        if not facts["documents"]:
-            return state
-        number = jnp.zeros((batch,), jnp.int32)
-        return state._replace(stream=state.stream._replace(document=StreamDocument(number, number)))
 
-    return jax.eval_shape(start)
+        def start(max_length: int) -> GenerationState:
+            memory = model.init_memory(jax.random.key(0), groups=groups)
+            state = init_generation(model, memory, batch=batch, max_length=max_length)
+            if not facts["documents"]:
+                return state
+            number = jnp.zeros((batch,), jnp.int32)
+            return state._replace(
+                stream=state.stream._replace(document=StreamDocument(number, number))
+            )
+
+        def shapes(max_length: int) -> Any:
+            return jax.eval_shape(lambda: start(max_length))
+
+        short, longer = (_named(shapes(length)) for length in (1, 2))
+        lengths = [
+            has
+            for name, x in arrays.items()
+            if name in short and x.ndim == len(short[name].shape)
+            for has, one, two in zip(x.shape, short[name].shape, longer[name].shape, strict=True)
+            if one != two
+        ]
+        return shapes(max([1, *lengths]))
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {_name(path): leaf for path, leaf in leaves}
 
 
 def _filled(template: Any, path: Path, arrays: Mapping[str, np.ndarray]) -> Any:
     """The template with a file's arrays; each gets memory of its own, so that it can be donated."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(template)
-    expected = {_name(key): leaf for key, leaf in leaves}
+    expected = _named(template)
     lost = [name for name in expected if name not in arrays]
     other = [name for name in arrays if name not in expected]
     if lost or other:
@@ -311,15 +336,18 @@ def _filled(template: Any, path: Path, arrays: Mapping[str, np.ndarray]) -> Any:
         raise OutsideFileError(path, problem, otherwise="delete it, or use that version")
     for name, leaf in expected.items():
         found = arrays[name]
-        # The first axis is that of memories, of which there may be others, and caches grow.
-        same = found.shape[1:] == leaf.shape[1:] or not name.startswith("stream/memory/")
-        if (found.dtype, found.ndim) != (leaf.dtype, leaf.ndim) or not same:
+        if (found.dtype, found.shape) != (leaf.dtype, leaf.shape):
             problem = (
-                f"is {found.dtype}{list(found.shape)}, and this version's is {leaf.dtype} with "
-                f"{leaf.ndim} axes, one memory's {list(leaf.shape[1:])}"
+                f"is {found.dtype}{list(found.shape)}, and this version's is {leaf.dtype}"
+                f"{list(leaf.shape)}"
             )
             raise OutsideFileError(path, problem, name, "delete it, or use that version")
-    return jax.tree.unflatten(structure, [jnp.array(arrays[name]) for name in expected])
+    read = arrays.get("num_read", np.zeros(1))
+    if not np.all((read >= 0) & (read < _MOST_READ)):
+        raise OutsideFileError(path, "is out of range", "num_read", "delete it, or put back a copy")
+    return jax.tree.unflatten(
+        jax.tree.structure(template), [jnp.array(arrays[name]) for name in expected]
+    )
 
 
 def _with_empty_caches(

@@ -17,7 +17,8 @@ from tests.training.processes import CONFIG
 
 def refused(capsys, *arguments):
     """The one line that the command prints when it refuses a run directory."""
-    assert main(["train", str(CONFIG), *map(str, arguments)]) == 2
+    config = [] if "--resume" in arguments else [CONFIG]
+    assert main(["train", *map(str, [*config, *arguments])]) == 2
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
     assert "Traceback" not in errors

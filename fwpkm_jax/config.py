@@ -141,19 +141,15 @@ def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config"
 
 
 CONFIGS = Path(__file__).parent / "configs"
-"""The folder of the configs that come with the package."""
-_TABLES = ("paper", "real_size", "study")  # Its files that name several runs.
+"""The folder of the configs that come with the package, one run each."""
+PAPER = Path(__file__).parent / "paper" / "configs.py"
+"""The file of the paper's runs."""
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The configs that come with the package by name (`recall`, `study/gdn_swa`), and their files.
-
-    A file of one run has its name. A file of several has a table of them, `CONFIGS`.
-    """
-    single = (path for path in CONFIGS.glob("*.py") if path.stem not in ("__init__", *_TABLES))
-    found = {path.stem: path for path in single}
-    for path in (CONFIGS / f"{name}.py" for name in _TABLES):
-        found |= dict.fromkeys(runpy.run_path(str(path))["CONFIGS"], path)
+    """The configs that come with the package by name (`recall`, `gdn_swa`), and their files."""
+    found = {path.stem: path for path in CONFIGS.glob("*.py") if path.stem != "__init__"}
+    found |= dict.fromkeys(runpy.run_path(str(PAPER))["CONFIGS"], PAPER)
     return dict(sorted(found.items()))
 
 
@@ -161,26 +157,28 @@ def load_config(config: str | Path) -> Experiment:
     """The experiment of a shipped config or of a config file.
 
     Args:
-      config: a name in `shipped_configs()`, or the path of a Python file, which ends in `.py` and
-        defines `get_config() -> Experiment`. The file may import its neighbours.
+      config: a name in `shipped_configs()`; or the path of a Python file that ends in `.py` and
+        defines `get_config() -> Experiment`; or `PATH.py:NAME`, where the file defines a table of
+        such functions by name, `CONFIGS`. The file may import its neighbours.
 
     Raises:
       FileNotFoundError: no such name or file; the nearest name is given.
-      ValueError: the file defines no `get_config`, or it returns something else.
+      ValueError: the file defines no such function, or it returns something else.
 
     Example:
       >>> from fwpkm_jax import load_config
       >>> load_config("recall").run_dir
       'runs/recall'
     """
-    path = _config_file(config)
+    path, name = _config_file(config)
     with _importing_neighbours(path):
         defined = runpy.run_path(str(path))
-        several = defined.get("CONFIGS", {}) if path.stem in _TABLES else {}
-        get_config = several.get(str(config), defined.get("get_config"))
+        several = defined.get("CONFIGS", {})
+        get_config = several.get(name) if name else defined.get("get_config")
         if get_config is None:
-            one = f"; {some(tuple(several))} are the names of its runs" if several else ""
-            raise ValueError(f"{path} defines no get_config(); a config file must{one}.")
+            missing = f"run {name!r}{nearest(name, several)}" if name else "get_config()"
+            one = f" {path}:NAME names one of {some(tuple(several))}." if several else ""
+            raise ValueError(f"{path} defines no {missing}; a config file must.{one}")
         experiment = get_config()
     if not isinstance(experiment, Experiment):
         raise ValueError(
@@ -201,11 +199,15 @@ def _importing_neighbours(path: Path) -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def _config_file(config: str | Path) -> Path:
-    """The file of a shipped config's name, or of a path."""
-    path = Path(config)
-    if path.suffix == ".py" and path.is_file():
-        return path
+def _config_file(config: str | Path) -> tuple[Path, str]:
+    """The file of a shipped config or of a path, and the name in the file's table, "" for none."""
+    file, colon, name = str(config).partition(".py:")
+    path = Path(file + ".py" if colon else config)
+    if path.suffix == ".py":
+        if path.is_file():
+            return path, name
+    elif (CONFIGS / f"{config}.py").is_file():
+        return CONFIGS / f"{config}.py", ""
     shipped = shipped_configs()
     if path.suffix != ".py":
         if str(config) not in shipped:
@@ -216,13 +218,13 @@ def _config_file(config: str | Path) -> Path:
                 f"There is no shipped config {str(config)!r}{hint}. --help lists them; the path of "
                 "a file ends in .py."
             )
-        return shipped[str(config)]
+        return shipped[str(config)], str(config)
     beside = {p.stem: p for p in sorted(path.parent.glob("*.py"))} if path.parent.is_dir() else {}
     close = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.6)
     hint = f"; the nearest name is {beside[close[0]]}" if close else ""
-    name = path.with_suffix("").as_posix().removeprefix("configs/")
-    if name in shipped:
-        hint = f"; the shipped config of that name is {name}"
+    shipped_name = path.with_suffix("").as_posix().removeprefix("configs/")
+    if shipped_name in shipped:
+        hint = f"; the shipped config of that name is {shipped_name}"
     raise FileNotFoundError(f"There is no config file {path}{hint}.")
 
 

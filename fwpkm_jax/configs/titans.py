@@ -2,7 +2,7 @@
 
     fwpkm train titans --model.mixers swa titans_mag --run_dir runs/titans_mag
 
-`titans` is the memory alone; docs/explanation/family.md has the others.
+`titans` is the memory alone, `titans_mac` and `titans_mal` the two other wirings.
 """
 
 from dataclasses import replace

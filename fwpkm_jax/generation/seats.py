@@ -203,6 +203,8 @@ def join(
             piece_length=piece_length,
             keep_state=user is None,
         ).state
+    else:  # Also behind a stop token, which `generate` takes as the end.
+        found = found._replace(finished=jnp.zeros_like(found.finished))
     if not int(found.num_read[0]):
         raise ValueError("A user needs a token to continue from; give it a prompt.")
     seat = int(empty[0])

@@ -128,7 +128,13 @@ class RunLog:
         self._writer = MetricsWriter(self.directory, step=step, every=every, sinks=sinks)
         for name in self._experiment.log:
             if name == "tensorboard":
-                sinks.append(TensorBoard(self.directory, step=step))
+                try:
+                    sinks.append(TensorBoard(self.directory, step=step))
+                except ModuleNotFoundError as error:
+                    self.say(
+                        f"Metrics go to metrics.jsonl alone, not to TensorBoard ({error}; "
+                        "pip install -e '.[tensorboard]')."
+                    )
             else:
                 sinks.append(WeightsAndBiases(self.directory, config=self.config_json))
 

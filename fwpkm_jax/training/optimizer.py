@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fwpkm_jax.core.numerics import compute_dtype
+from fwpkm_jax.core.platform import by_platform
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.sharding import declarations
 from fwpkm_jax.training.averages import schedule_free, with_ema
@@ -278,7 +279,7 @@ def side_by_side(tree: Any) -> Any:
     Args:
       tree: arrays, of which none is divided over devices: the array of all would gather them.
     """
-    return jax.lax.platform_dependent(tree, cuda=joined, default=lambda tree: tree)
+    return by_platform(tree, gpu=joined, default=lambda tree: tree)
 
 
 def joined(tree: Any) -> Any:

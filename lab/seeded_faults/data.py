@@ -78,10 +78,4 @@ FAULTS = (
         "weight[start - 1 : start - 1 + self.value_digits] = self.answer_weight",
         ("tests/data/test_needles.py",),
     ),
-    Fault(
-        "state tracking: products in the other order",
-        "number[tuple(b[i] for i in a)]",
-        "number[tuple(a[i] for i in b)]",
-        ("tests/data/test_state_tracking.py",),
-    ),
 )

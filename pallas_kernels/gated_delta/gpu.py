@@ -11,7 +11,7 @@ with one number per token.
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gated_delta.arguments import CHUNK, Inputs, Residuals, Vectors
+from pallas_kernels.gated_delta.arguments import CHUNK, Inputs, Residuals, Saved, Vectors
 from pallas_kernels.gated_delta.chunk import chunk_decays
 from pallas_kernels.gated_delta.gpu_after_walk import after_walk
 from pallas_kernels.gated_delta.gpu_before_walk import before_walk
@@ -24,10 +24,10 @@ HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def forward(
-    inputs: Inputs, *, scale: float, save: bool
-) -> tuple[jax.Array, jax.Array, Residuals | None]:
-    """Output `[batch, length, heads, value]`, final memory, and residuals (None unless `save`)."""
-    query, key, value, log_decay, beta, start = inputs
+    *inputs: jax.Array, scale: float, save: bool
+) -> tuple[tuple[jax.Array, jax.Array], Saved | None]:
+    """Output `[batch, length, heads, value]` with the final memory, and what `backward` reads."""
+    query, key, value, log_decay, beta, start = Inputs(*inputs)
     vectors, whole = _vectors(log_decay, beta)
     prepared = prepare(key, value, *vectors)
     states, final = walk(
@@ -35,19 +35,14 @@ def forward(
     )
     residuals = Residuals(states, prepared.inverse)
     output = read(query, key, value, *vectors[:-1], residuals, scale=scale)
-    return output.astype(jnp.float32), final, residuals if save else None
+    saved = Saved(Inputs(*inputs), residuals) if save else None
+    return (output.astype(jnp.float32), final), saved
 
 
-def backward(
-    inputs: Inputs,
-    residuals: Residuals,
-    d_output: jax.Array,
-    d_state: jax.Array,
-    *,
-    scale: float,
-) -> Inputs:
+def backward(saved: Saved, cotangents: tuple[jax.Array, jax.Array], *, scale: float) -> Inputs:
     """Cotangents of the inputs, in the inputs' dtypes, from those of output and final memory."""
-    query, key, value, log_decay, beta, _ = inputs
+    (query, key, value, log_decay, beta, _), residuals = saved
+    d_output, d_state = cotangents
     vectors, whole = _vectors(log_decay, beta)
     d_output = d_output.astype(key.dtype)
     before = before_walk(query, key, vectors, residuals.inverses, d_output, scale=scale)

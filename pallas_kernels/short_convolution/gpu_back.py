@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import gpu_interpreter
-from pallas_kernels.short_convolution.arguments import EPS, Part
+from pallas_kernels.short_convolution.arguments import EPS, Arrays, Part
 from pallas_kernels.short_convolution.gpu_program import (
     IN_FLIGHT,
     Block,
@@ -36,24 +36,17 @@ from pallas_kernels.short_convolution.gpu_program import (
 
 
 def backward(
-    x: jax.Array,
-    before: jax.Array,
-    weight: jax.Array,
-    seen: jax.Array | None,
-    d_results: Sequence[jax.Array],
-    *,
-    parts: Sequence[Part],
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Cotangents of `x`, in its dtype, and of `before` and `weight`, in float32.
+    saved: Arrays, d_results: Sequence[jax.Array], *, parts: Sequence[Part], dtype: Any
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    """Cotangents of the arrays, in their dtypes.
 
     Args:
-      x: as for `gpu.forward`.
-      before: as for `gpu.forward`.
-      weight: as for `gpu.forward`.
-      seen: as for `gpu.forward`.
+      saved: the arrays of `gpu.forward`.
       d_results: cotangents of the results.
       parts: as for `gpu.forward`.
+      dtype: that of the cotangents.
     """
+    x, before, weight, seen = saved
     batch, length, groups, _ = x.shape
     found = plan(groups, parts)
     assert not isinstance(found, str), found
@@ -198,4 +191,6 @@ def backward(
         )
 
     d_weight = [y if y is None else jnp.sum(y, axis=(0, 1)) for y in out["weight"]]
-    return out["x"].reshape(x.shape), joined(out["before"]), joined(d_weight)
+    d_before, d_weight = joined(out["before"]), joined(d_weight)
+    d_x = out["x"].reshape(x.shape)
+    return d_x, d_before.astype(before.dtype), d_weight.astype(weight.dtype), None

@@ -22,7 +22,7 @@ from fwpkm_jax.core.chunks import scan_chunks
 from fwpkm_jax.rules import FwMLP, FwPKM, FwPKMMemory
 from tests.benchmarks.programs import result, run, run_apart
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -203,7 +203,8 @@ def test_a_user_who_loses_rows_ends_and_the_others_go_on():
 
 
 @pytest.mark.thorough
-def test_a_stop_token_ends_a_user_until_it_joins_with_a_prompt():
+@pytest.mark.parametrize("prompt", [None, [1]])
+def test_a_stop_token_ends_a_user_until_it_joins_again(prompt):
     model, seats = opened()
     seats, bob = join(model, seats, PROMPTS["bob"])
     seats, carol = join(model, seats, PROMPTS["carol"])
@@ -217,7 +218,7 @@ def test_a_stop_token_ends_a_user_until_it_joins_with_a_prompt():
     assert not out.waiting[again]
     seats, user = leave(out.seats, again)
     assert user.finished.tolist() == [True]
-    seats, seat = join(model, seats, [1], user=user)
+    seats, seat = join(model, seats, prompt, user=user)
     assert step(model, seats, tokens=1).tokens[seat, 0] >= 0
 
 

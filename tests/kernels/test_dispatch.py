@@ -34,8 +34,10 @@ def differ(kernel):
     raise AssertionError(f"{kernel} is off by 3")
 
 
-def choose(backend, **options):
-    return dispatch.implementation("op", backend, **{"check": agree, **options})
+def choose(backend, *, supports=lambda kernel: None, **options):
+    """What an operation without arguments chooses."""
+    options = {"name": "op", "check": agree, **options}
+    return dispatch.Operation(refuses=supports, **options).choose(backend)
 
 
 def test_a_cpu_runs_the_reference_and_says_so_once(caplog):
@@ -188,7 +190,6 @@ def test_decisions_are_counted():
 @pytest.mark.parametrize("backend", ["auto", "pallas"])
 def test_an_operation_without_a_kernel_for_the_simulated_device_is_plain_unless_named(backend):
     with dispatch.interpret_kernels("tpu"), dispatch.default_backend(backend):
-        chosen = dispatch.implementation("gpu_alone", "auto", kernels=("gpu",), check=None)
-        assert chosen == "reference"
+        assert choose("auto", kernels=("gpu",)) == "reference"
         with pytest.raises(ValueError, match="has no kernel"):
-            dispatch.implementation("gpu_alone", "pallas", kernels=("gpu",), check=None)
+            choose("pallas", kernels=("gpu",))

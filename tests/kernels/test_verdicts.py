@@ -34,7 +34,8 @@ def test_a_hopper_gpu_uses_what_agrees_and_says_why_it_leaves_the_rest(monkeypat
     monkeypatch.setitem(dispatch._KERNEL_OF_PLATFORM, jax.default_backend(), "gpu")
 
     def chosen(check):
-        return dispatch.implementation(check.__name__, "auto", check=check)
+        operation = dispatch.Operation(check.__name__, lambda kernel: None, check=check)
+        return operation.choose("auto")
 
     reasons: dict[Any, str] = {
         planted.differs: "AssertionError: gpu's rows differ by 0.3 of their norm",

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.analysis.collectives import collectives
+from benchmarks.compiled.collectives import collectives
 from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.layers.experts import ExpertsConfig
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig

@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.parameters import declare, parameter
 from fwpkm_jax.layers.partition import MeshConfig, Partition
-from fwpkm_jax.models.paper import TABLE_1, paper_model
 from fwpkm_jax.models.sharding import parameter_shardings, parameter_spec
+from fwpkm_jax.paper.models import TABLE_1, paper_model
 from fwpkm_jax.rules import FwMLP
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training.sharding import check_mesh, make_partition

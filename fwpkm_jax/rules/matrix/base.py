@@ -377,6 +377,12 @@ def given(x: Array | None) -> Array:
     return x
 
 
+def forgotten(log_decay: Array | None) -> Array:
+    """`1 - exp(log_decay)`, the share that is not kept."""
+    # The difference of two numbers near 1 would have rounding only where little is forgotten.
+    return -jnp.expm1(given(log_decay))
+
+
 def agreement(matrix: Array, token: Tokens, value: Array | None = None) -> Array:
     """`v^T W k`, whose gradient is an additive write; `value` in place of the token's own."""
     return token.key @ matrix @ (token.value if value is None else value)

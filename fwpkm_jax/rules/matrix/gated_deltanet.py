@@ -18,6 +18,7 @@ from fwpkm_jax.rules.matrix.base import (
     Starts,
     State,
     Tokens,
+    forgotten,
     given,
     squared,
 )
@@ -105,6 +106,6 @@ def gated_error_loss(token: Tokens, key: Array, value: Array, strength: Array) -
 
     def loss(matrix):
         error = squared(value - share * (key @ matrix))
-        return strength / share * error + (1 - share) * squared(matrix)
+        return strength / share * error + forgotten(token.log_decay) * squared(matrix)
 
     return LocalLoss(loss)

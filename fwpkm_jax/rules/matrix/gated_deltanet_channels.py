@@ -16,6 +16,7 @@ from fwpkm_jax.rules.matrix.base import (
     Starts,
     State,
     Tokens,
+    forgotten,
     given,
     squared,
 )
@@ -66,7 +67,7 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
         def loss(matrix):
             error = jnp.square(token.value - share * (token.key @ matrix))
             weighed = jnp.sum(given(token.strength) * error) / 2
-            return weighed / share + (1 - share) * squared(matrix)
+            return weighed / share + forgotten(token.log_decay) * squared(matrix)
 
         return (LocalLoss(loss),)
 

@@ -20,6 +20,7 @@ from fwpkm_jax.rules.matrix.base import (
     State,
     Tokens,
     agreement,
+    forgotten,
     given,
     squared,
 )
@@ -61,8 +62,8 @@ class GatedRFA(AbstractMatrixRule):
         return jnp.zeros((batch, heads, key, value + 1), dtype)
 
     def write(self, state: State, token: Tokens) -> State:
-        share = jnp.exp(given(token.log_decay))
-        return share * state + (1 - share) * jnp.outer(token.key, with_one(token.value))
+        written = forgotten(token.log_decay) * jnp.outer(token.key, with_one(token.value))
+        return jnp.exp(given(token.log_decay)) * state + written
 
     def read(self, state: State, token: Tokens):
         return divided(token.query @ state)
@@ -70,11 +71,14 @@ class GatedRFA(AbstractMatrixRule):
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
         value = with_one(token.value)
-        step_size = 1 - jnp.exp(given(token.log_decay))
-        return (LocalLoss(lambda m: squared(m) - agreement(m, token, value), step_size),)
+        return (
+            LocalLoss(
+                lambda m: squared(m) - agreement(m, token, value), forgotten(token.log_decay)
+            ),
+        )
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
-        written = -jnp.expm1(given(tokens.log_decay))[..., None] * with_one(tokens.value)
+        written = forgotten(tokens.log_decay)[..., None] * with_one(tokens.value)
         out = super().chunked(tokens._replace(value=written), state, starts)
         return out._replace(output=divided(out.output))
 

@@ -17,6 +17,7 @@ from fwpkm_jax.rules.matrix.base import (
     State,
     Tokens,
     agreement,
+    forgotten,
     given,
 )
 
@@ -50,7 +51,7 @@ class GLA(AbstractMatrixRule):
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
-        forget = 1 - jnp.exp(given(token.log_decay))[:, None]
+        forget = forgotten(token.log_decay)[:, None]
 
         def loss(matrix):
             return jnp.sum(forget * jnp.square(matrix)) / 2 - agreement(matrix, token)

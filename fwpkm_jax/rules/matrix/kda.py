@@ -15,6 +15,7 @@ from fwpkm_jax.rules.matrix.base import (
     LocalLoss,
     State,
     Tokens,
+    forgotten,
     given,
 )
 from fwpkm_jax.rules.matrix.deltanet import delta_step, error_loss, sigmoid_strength
@@ -73,5 +74,5 @@ class KDA(AbstractMatrixRule):
 
 def decay_loss(log_decay: Array) -> LocalLoss:
     """The loss whose gradient step is a decay per key channel, `[key]`."""
-    forget = 1 - jnp.exp(log_decay)[:, None]
+    forget = forgotten(log_decay)[:, None]
     return LocalLoss(lambda matrix: jnp.sum(forget * jnp.square(matrix)) / 2)

@@ -20,6 +20,7 @@ from fwpkm_jax.rules.matrix.base import (
     State,
     Tokens,
     agreement,
+    forgotten,
     given,
     squared,
 )
@@ -56,7 +57,7 @@ class Mamba2(AbstractMatrixRule):
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
-        forget = 1 - jnp.exp(given(token.log_decay))
+        forget = forgotten(token.log_decay)
 
         def loss(matrix):
             return forget * squared(matrix) - given(token.strength) * agreement(matrix, token)

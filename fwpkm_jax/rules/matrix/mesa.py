@@ -21,6 +21,7 @@ from fwpkm_jax.rules.matrix.base import (
     State,
     Tokens,
     agreement,
+    forgotten,
     given,
     squared,
 )
@@ -90,7 +91,7 @@ class Mesa(AbstractMatrixRule):
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
-        forget = 1 - jnp.exp(given(token.log_decay))
+        forget = forgotten(token.log_decay)
         value = _written(token)
         return (LocalLoss(lambda m: forget * squared(m) - agreement(m, token, value)),)
 

@@ -22,6 +22,7 @@ from fwpkm_jax.rules.matrix.base import (
     Starts,
     Tokens,
     agreement,
+    forgotten,
     given,
     squared,
 )
@@ -90,9 +91,10 @@ class MLSTM(AbstractMatrixRule):
         return MLSTMState(matrix, jnp.zeros((batch, heads), dtype))
 
     def write(self, state: MLSTMState, token: Tokens) -> MLSTMState:
-        kept, written, log_scale = self._relative(state, token)
+        log_kept, log_written, log_scale = self._relative(state, token)
         outer = jnp.outer(token.key, with_one(token.value))
-        return MLSTMState(kept * state.matrix + written * outer, log_scale)
+        matrix = jnp.exp(log_kept) * state.matrix + jnp.exp(log_written) * outer
+        return MLSTMState(matrix, log_scale)
 
     def read(self, state: MLSTMState, token: Tokens):
         return _bounded(token.query @ state.matrix, state.log_scale)
@@ -101,9 +103,9 @@ class MLSTM(AbstractMatrixRule):
         return state.matrix
 
     def losses(self, state: MLSTMState, token: Tokens) -> tuple[LocalLoss, ...]:
-        kept, written, _ = self._relative(state, token)
-        value = written * with_one(token.value)
-        return (LocalLoss(lambda m: (1 - kept) * squared(m) - agreement(m, token, value)),)
+        log_kept, log_written, _ = self._relative(state, token)
+        forget, value = forgotten(log_kept), jnp.exp(log_written) * with_one(token.value)
+        return (LocalLoss(lambda m: forget * squared(m) - agreement(m, token, value)),)
 
     def chunked(self, tokens: Tokens, state: MLSTMState, starts: Starts = None) -> RecurrenceOutput:
         log_f, log_i = given(tokens.log_decay), given(tokens.strength)
@@ -144,10 +146,10 @@ class MLSTM(AbstractMatrixRule):
 
     @staticmethod
     def _relative(state: MLSTMState, token: Tokens) -> tuple[Array, Array, Array]:
-        """Both gates over the scale after the token, and that scale's logarithm."""
+        """Logarithms of both gates over the scale after the token, and of that scale."""
         log_kept = given(token.log_decay) + state.log_scale
         log_scale = jnp.maximum(log_kept, given(token.strength))
-        return jnp.exp(log_kept - log_scale), jnp.exp(given(token.strength) - log_scale), log_scale
+        return log_kept - log_scale, given(token.strength) - log_scale, log_scale
 
 
 def _running_scale(

@@ -16,6 +16,7 @@ from fwpkm_jax.rules.matrix.base import (
     LocalLoss,
     Starts,
     Tokens,
+    forgotten,
     given,
     squared,
 )
@@ -99,7 +100,7 @@ class Omega(AbstractMatrixRule):
 
     def losses(self, state: OmegaState, token: Tokens) -> tuple[LocalLoss, ...]:
         keys, values, strengths = self._window(state, token)
-        forget = 1 - jnp.exp(given(token.log_decay))
+        forget = forgotten(token.log_decay)
 
         def loss(matrix):
             errors = jnp.sqrt(strengths)[:, None] * (values - keys @ matrix)

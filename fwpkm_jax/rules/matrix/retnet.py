@@ -15,6 +15,7 @@ from fwpkm_jax.rules.matrix.base import (
     State,
     Tokens,
     agreement,
+    forgotten,
     given,
     squared,
 )
@@ -61,5 +62,5 @@ def fading_sum(state: State, token: Tokens) -> State:
 
 def fading_sum_loss(token: Tokens) -> LocalLoss:
     """The loss whose gradient step is `fading_sum`."""
-    forget = 1 - jnp.exp(given(token.log_decay))
+    forget = forgotten(token.log_decay)
     return LocalLoss(lambda matrix: forget * squared(matrix) - agreement(matrix, token))

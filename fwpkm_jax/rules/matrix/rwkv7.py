@@ -23,6 +23,7 @@ from fwpkm_jax.rules.matrix.base import (
     Starts,
     State,
     Tokens,
+    forgotten,
     given,
     squared,
 )
@@ -69,7 +70,7 @@ class RWKV7(AbstractMatrixRule):
         del state
         unit, strength = unit_normalize(token.key), given(token.strength)[:, None]
         value = (token.key @ unit) / (unit @ unit) * token.value
-        forget = (1 - jnp.exp(given(token.log_decay)))[:, None] / strength
+        forget = forgotten(token.log_decay)[:, None] / strength
 
         def loss(matrix):
             return squared(value - unit @ matrix) + jnp.sum(forget * jnp.square(matrix)) / 2

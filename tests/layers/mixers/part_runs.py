@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.analysis.collectives import collectives
+from benchmarks.compiled.collectives import collectives
 from fwpkm_jax.layers.mixers import (
     AttentionConfig,
     GatedDeltaNetConfig,

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
 from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.platform import by_platform
 
 Score = Literal["idw", "dot"]
 Nonlinearity = Literal["softmax", "silu", "relu"]
@@ -211,7 +212,7 @@ def top_k_ids(
     """
     # top_k ranks 0 above -0, which are equal scores: without the sign the lower one wins.
     scores = jax.lax.stop_gradient(jnp.where(scores == 0.0, 0.0, scores))
-    return jax.lax.platform_dependent(
+    return by_platform(
         scores,
         cpu=lambda x: _by_groups(x, k),
         default=lambda x: jnp.swapaxes(jax.lax.top_k(jnp.swapaxes(x, -1, -2), k)[1], -1, -2),

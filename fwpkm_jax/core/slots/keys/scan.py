@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
+from fwpkm_jax.core.platform import by_platform
 from fwpkm_jax.core.slots.keys.addressing import (
     Score,
     SubKeyChoice,
@@ -311,7 +312,7 @@ def _weights_cotangent(chunk: ScannedChunk, gradient_bar: SubKeys, *, score: Sco
 
 def _by_chunks(of_chunk: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """`of_chunk` of all chunks: on a CPU one at a time, which fits the cache, else at once."""
-    return lambda *chunks: jax.lax.platform_dependent(
+    return lambda *chunks: by_platform(
         *chunks,
         cpu=lambda *x: jax.lax.map(lambda one: of_chunk(*one), x),
         default=jax.vmap(of_chunk),

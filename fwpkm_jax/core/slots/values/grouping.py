@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from fwpkm_jax.core.array_types import SlotIds, SlotWeights, TokenWeights
+from fwpkm_jax.core.platform import by_platform
 
 
 class SlotGroups(NamedTuple):
@@ -61,11 +62,8 @@ def group_chunks(slot_ids: Int[Array, "chunks tokens places"], *, num_slots: int
     ids = slot_ids.reshape(slot_ids.shape[0], -1).astype(jnp.int32)
     by_chunk = jax.vmap(lambda x: _sort_by_slot(x, num_slots))
     at_once = functools.partial(_sort_chunks, num_slots=num_slots)
-    sorted_ids, order = jax.lax.platform_dependent(
-        ids,
-        cuda=by_chunk if ids.shape[0] * num_slots > 2**31 else at_once,
-        default=by_chunk,
-    )
+    fits = ids.shape[0] * num_slots <= 2**31
+    sorted_ids, order = by_platform(ids, gpu=at_once if fits else by_chunk, default=by_chunk)
     groups = jax.vmap(lambda *x: _groups_of(*x, num_slots=num_slots))
     return groups(slot_ids, sorted_ids, order)
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import ValueTable
+from fwpkm_jax.core.platform import by_platform
 from fwpkm_jax.core.slots.values.exchange import ChunkRows, RowOps, logged_rows, of_chunk
 from fwpkm_jax.core.slots.values.grouping import SlotGroups
 from fwpkm_jax.core.slots.write import ValueWrite
@@ -163,9 +164,7 @@ def _scan_back(
         log = jnp.concatenate([log[:end], written_bar])
         untouched = end + jnp.arange(num_slots, dtype=jnp.int32)
     touched = groups.slots[:, : logged_rows(num_slots, groups)]
-    next_rows = jax.lax.platform_dependent(
-        touched, untouched, cpu=_next_in_turn, default=_next_by_sort
-    )
+    next_rows = by_platform(touched, untouched, cpu=_next_in_turn, default=_next_by_sort)
 
     runs = groups if ops.runs is None else ops.runs(groups, rows.weights, next_rows)
 

@@ -157,20 +157,6 @@ Muon keeps two of what is no matrix. Those of `schedule_free` are the iterate an
 """
 
 
-def describe_precision(config: OptimizerConfig) -> str:
-    """What trained weights take: a weight, its gradient and the moments."""
-    numbers = 2 + MOMENTS[config.name]
-    if config.precision == "float32":
-        return (
-            f"float32 weights and moments, {4 * numbers} bytes per trained weight ({2 * numbers} "
-            "with parameters)"
-        )
-    return (
-        f"weights and moments in model.parameter_dtype, in bfloat16 {2 * numbers} bytes per "
-        f"trained weight and without small changes ({4 * numbers} with float32)"
-    )
-
-
 def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
     """The learning rate by step: linear warm-up, decay to `final_fraction`, then constant.
 

@@ -15,9 +15,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fwpkm_jax.data.prepare.gpt2 import EOS_ID, Gpt2Decoder
-from fwpkm_jax.data.prepare.records import Part, Record, Source, select
-from fwpkm_jax.data.prepare.zarr_array import ZarrArray
+from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.prepare.command import AbstractRange
+from fwpkm_jax.data.prepare.sources import Part, Source, select
+from fwpkm_jax.data.streams.files import LocalFile
+from fwpkm_jax.data.streams.formats import Piece
+from fwpkm_jax.data.tokenizers import Tokenizer
+from fwpkm_jax.paper.data.gpt2 import EOS_ID, Gpt2Decoder
+from fwpkm_jax.paper.data.zarr_array import ZarrArray
 
 WANTED = (
     "train.zarr or heldout.zarr of huggingface.co/datasets/clankur/longcrawl64 with the file "
@@ -25,6 +30,26 @@ WANTED = (
 )
 
 _WINDOW = 2**22  # Tokens of a flat file that are read together.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongCrawl64(AbstractRange):
+    """LongCrawl64: a Zarr folder or a flat .bin file of GPT-2 tokens, tokenised anew."""
+
+    vocabulary: Path
+    """GPT-2's encoder.json."""
+    missing_chunks: Literal["refuse", "skip"] = "refuse"
+    """skip: leave out the documents whose chunks were not downloaded, 2048 at a time."""
+
+    def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
+        source = longcrawl64(
+            self.input,
+            vocabulary=self.vocabulary,
+            missing_chunks=self.missing_chunks,
+            start=self.skip_documents,
+            stop=self.stop,
+        )
+        yield self.out, source, None
 
 
 @dataclass(frozen=True)
@@ -38,17 +63,20 @@ class ZarrRows:
     decoder: Gpt2Decoder
 
     @property
-    def files(self) -> dict[str, Path]:
-        return self.array.chunks(self.row)
+    def files(self) -> dict[str, LocalFile]:
+        return {
+            name: LocalFile(str(path), path) for name, path in self.array.chunks(self.row).items()
+        }
 
     def count(self) -> int:
         return self.array.rows(self.row)[1] - self.array.rows(self.row)[0]
 
-    def read(self, start: int) -> Iterator[Record]:
+    def read(self, tokenizer: Tokenizer, start: Place) -> Iterator[Piece]:
+        del tokenizer
         first, last = self.array.rows(self.row)
-        tokens = self.array.read(first + start, last)
-        for position, document in enumerate(tokens, start=start + 1):
-            yield Record(position, _texts(document, self.decoder))
+        tokens = self.array.read(first + start.record, last)
+        for record, document in enumerate(tokens, start=start.record):
+            yield from _pieces(record, document, self.decoder, name=self.name, start=start)
 
 
 @dataclass(frozen=True)
@@ -60,16 +88,17 @@ class FlatTokens:
     decoder: Gpt2Decoder
 
     @property
-    def files(self) -> dict[str, Path]:
-        return {self.name: self.path}
+    def files(self) -> dict[str, LocalFile]:
+        return {self.name: LocalFile(str(self.path), self.path)}
 
     def count(self) -> int:
         return sum(1 for _ in self._documents())
 
-    def read(self, start: int) -> Iterator[Record]:
-        for position, document in enumerate(self._documents(), start=1):
-            if position > start:
-                yield Record(position, _texts(document, self.decoder))
+    def read(self, tokenizer: Tokenizer, start: Place) -> Iterator[Piece]:
+        del tokenizer
+        for record, document in enumerate(self._documents()):
+            if record >= start.record:
+                yield from _pieces(record, document, self.decoder, name=self.name, start=start)
 
     def _documents(self) -> Iterator[np.ndarray]:
         if self.path.stat().st_size % 2:
@@ -139,8 +168,11 @@ def longcrawl64(
     )
 
 
-def _texts(tokens: np.ndarray, decoder: Gpt2Decoder) -> tuple[str, ...]:
+def _pieces(
+    record: int, tokens: np.ndarray, decoder: Gpt2Decoder, *, name: str, start: Place
+) -> Iterator[Piece]:
     """The texts between the ends of text that are not empty."""
-    pieces = np.split(tokens, np.flatnonzero(tokens == EOS_ID))
-    texts = (decoder.decode(piece[piece != EOS_ID]) for piece in pieces)
-    return tuple(text for text in texts if text)
+    for number, part in enumerate(np.split(tokens, np.flatnonzero(tokens == EOS_ID))):
+        place = Place(record, number)
+        if place >= start and (text := decoder.decode(part[part != EOS_ID])):
+            yield Piece(place, text, f"{name}:{record + 1}")

@@ -1,4 +1,4 @@
-"""The interface of a source: parts in order, each with numbered records of text."""
+"""What is written down: parts in order, whose documents can be read from any place on."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-
-class Record(NamedTuple):
-    """One line, row or novel of a part."""
-
-    position: int
-    """Number of records of the part read so far, this one included; reading can continue here."""
-    texts: tuple[str, ...]
-    """Its documents; none where the record is blank or left out."""
+from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.streams.files import AbstractDataFile, HubFile, data_files
+from fwpkm_jax.data.streams.formats import Piece, count_records, read_pieces
+from fwpkm_jax.data.tokenizers import Tokenizer
 
 
 class Part(Protocol):
-    """A part of a source that can be read from any record on."""
+    """A part of a source."""
 
     @property
     def name(self) -> str:
@@ -26,7 +22,7 @@ class Part(Protocol):
         ...
 
     @property
-    def files(self) -> Mapping[str, Path]:
+    def files(self) -> Mapping[str, AbstractDataFile]:
         """The files it is read from, by the name the manifest gives them."""
         ...
 
@@ -34,9 +30,28 @@ class Part(Protocol):
         """Number of its records; counting them may mean reading the part."""
         ...
 
-    def read(self, start: int) -> Iterator[Record]:
-        """Its records from number `start`, counted from 0, on. Blank ones may be left out."""
+    def read(self, tokenizer: Tokenizer, start: Place) -> Iterator[Piece]:
+        """Its documents from a place on, of which each has one of its own."""
         ...
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A file of a kind that training reads."""
+
+    file: AbstractDataFile
+    name: str
+    field: str = "text"
+
+    @property
+    def files(self) -> dict[str, AbstractDataFile]:
+        return {self.name: self.file}
+
+    def count(self) -> int:
+        return count_records(self.file, field=self.field)
+
+    def read(self, tokenizer: Tokenizer, start: Place) -> Iterator[Piece]:
+        return read_pieces(self.file, tokenizer, field=self.field, start=start)
 
 
 class Span(NamedTuple):
@@ -62,6 +77,37 @@ class Source:
         """Name, settings and parts as JSON values."""
         spans = [[span.part.name, span.start, span.stop] for span in self.spans]
         return {"source": self.name, **self.settings, "append_eos": self.append_eos, "parts": spans}
+
+
+def file_parts(path: str | Path, *, field: str = "text") -> list[FilePart]:
+    """The files of a path or an address, named as below it; see `data_files`."""
+    root = str(path).partition("://")[2] or str(Path(path).expanduser())
+
+    def name_of(file: AbstractDataFile) -> str:
+        if isinstance(file, HubFile):
+            return file.path
+        return file.name.partition(f"{root.rstrip('/')}/")[2] or file.short_name
+
+    return [FilePart(file, name_of(file), field) for file in data_files(path)]
+
+
+def text_files(
+    path: str | Path, *, field: str = "text", start: int = 0, stop: int | None = None
+) -> Source:
+    """The documents of any files that training reads, in the order of sorted files.
+
+    Args:
+      path: see `data_files`.
+      field: of a record, that holds the text.
+      start: first record to read; a record is a line, a row, an entry or a `.txt` file.
+      stop: first record after those to read.
+
+    Raises:
+      FileNotFoundError: there is no such path.
+      ValueError: it holds no text, or no record within the limits.
+    """
+    spans = select(file_parts(path, field=field), start=start, stop=stop)
+    return Source(name="text", spans=spans, settings={"field": field})
 
 
 def select(parts: Sequence[Part], *, start: int = 0, stop: int | None = None) -> tuple[Span, ...]:

@@ -4,9 +4,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from fwpkm_jax.data.prepare.fineweb_edu import fineweb_edu
-from fwpkm_jax.data.prepare.parquet import parquet_parts
-from fwpkm_jax.data.prepare.pile import DOMAINS, file_name, pile_domain
+from fwpkm_jax.data import load_tokenizer
+from fwpkm_jax.data.documents import START
+from fwpkm_jax.paper.data.fineweb_edu import fineweb_edu
+from fwpkm_jax.paper.data.parquet import parquet_parts
+from fwpkm_jax.paper.data.pile import DOMAINS, file_name, pile_domain
+
+MISSING = (FileNotFoundError, ValueError)
 
 
 def write_fineweb(folder, **files):
@@ -67,12 +71,9 @@ def test_training_text_never_reaches_what_is_held_out(sample, texts_of):
     assert documents[-1] == "7-0"
 
 
-def test_every_document_can_be_gone_on_from(sample):
+def test_every_document_can_be_gone_on_from(sample, goes_on):
     for part in parquet_parts(sample, wanted=""):
-        records = list(part.read(0))
-        assert [record.position for record in records] == list(range(1, part.count() + 1))
-        for start in range(part.count() + 1):
-            assert list(part.read(start)) == records[start:]
+        assert [piece.place.record for piece in goes_on(part)] == list(range(part.count()))
 
 
 def test_blank_documents_are_passed_over(tmp_path, texts_of):
@@ -132,16 +133,13 @@ def test_a_domain_is_what_its_name_says_in_order(pile, texts_of):
     assert texts_of(pile_domain(pile, "FreeLaw"), max_characters=3) == ["l0", "l1"]
 
 
-def test_every_document_of_a_domain_can_be_gone_on_from(pile):
-    part, _ = parquet_parts(pile, wanted="", domain="FreeLaw")
-    records = list(part.read(0))
-    assert [record.position for record in records] == [2, 8, 9]
-    for start in range(10):
-        assert list(part.read(start)) == [r for r in records if r.position > start]
+def test_every_document_of_a_domain_can_be_gone_on_from(pile, goes_on):
+    part = pile_domain(pile, "FreeLaw").spans[0].part
+    assert [piece.place.record for piece in goes_on(part)] == [1, 7, 8]
 
 
 def test_groups_without_the_domain_are_not_read(pile, monkeypatch):
-    part, _ = parquet_parts(pile, wanted="", domain="FreeLaw")
+    part = pile_domain(pile, "FreeLaw").spans[0].part
     read = []
     iterate = pyarrow.parquet.ParquetFile.iter_batches
     monkeypatch.setattr(
@@ -151,7 +149,7 @@ def test_groups_without_the_domain_are_not_read(pile, monkeypatch):
             read.extend(row_groups) or iterate(file, *a, row_groups=row_groups, **k)
         ),
     )
-    assert len(list(part.read(0))) == 3
+    assert len(list(part.read(load_tokenizer("bytes"), START))) == 3
     assert read == [0, 2]
 
 
@@ -179,7 +177,7 @@ def test_a_file_of_another_data_set_is_named(sample, texts_of):
 def test_a_cut_file_is_named(sample):
     path = sample / "000_00000.parquet"
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=r"000_00000\.parquet is no whole Parquet file"):
+    with pytest.raises(ValueError, match=r"000_00000\.parquet is damaged"):
         fineweb_edu(sample, split="test", **SMALL)
 
 
@@ -187,9 +185,9 @@ def test_a_cut_file_is_named(sample):
 def test_what_is_missing_is_said_with_its_address(tmp_path, name):
     (tmp_path / "empty").mkdir()
     (tmp_path / "x.csv").write_text("a")
-    with pytest.raises(FileNotFoundError, match=r"14 files .*HuggingFaceFW/fineweb-edu"):
+    with pytest.raises(MISSING, match=r"14 files .*HuggingFaceFW/fineweb-edu"):
         fineweb_edu(tmp_path / name, split="train")
-    with pytest.raises(FileNotFoundError, match="monology/pile-uncopyrighted-parquet"):
+    with pytest.raises(MISSING, match="monology/pile-uncopyrighted-parquet"):
         pile_domain(tmp_path / name, "FreeLaw")
 
 

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fwpkm_jax.data.prepare.parquet import ParquetText, parquet_parts
-from fwpkm_jax.data.prepare.records import Source, select
+from fwpkm_jax.data.prepare.command import AbstractSource
+from fwpkm_jax.data.prepare.sources import FilePart, Source, select
+from fwpkm_jax.paper.data.parquet import parquet_parts
 
 WANTED = "the 14 files sample/10BT/*.parquet of huggingface.co/datasets/HuggingFaceFW/fineweb-edu"
 
 _LAST_FILE = 13
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineWebEdu(AbstractSource):
+    """FineWeb-Edu's 10BT sample: the folder of its Parquet files."""
+
+    split: Literal["train", "valid", "test"]
+    """train: the first 9,000,000 documents. valid, test: the first and the last 10,000 of the
+    last 100,000."""
+
+    def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
+        yield self.out, fineweb_edu(self.input, split=self.split), None
 
 
 def fineweb_edu(
@@ -38,7 +53,6 @@ def fineweb_edu(
       FileNotFoundError: there are no Parquet files.
       ValueError: files that the split needs are missing, or have other names.
     """
-    path = Path(path).expanduser()
     parts = parquet_parts(path, wanted=WANTED)
     numbers = [_file_number(part) for part in parts]
     has_end = numbers[-1] == _LAST_FILE
@@ -72,10 +86,10 @@ def fineweb_edu(
     )
 
 
-def _file_number(part: ParquetText) -> int:
-    if (match := re.fullmatch(r"(\d{3})_\d{5}\.parquet", part.path.name)) is None:
+def _file_number(part: FilePart) -> int:
+    if (match := re.fullmatch(r"(\d{3})_\d{5}\.parquet", part.file.short_name)) is None:
         raise ValueError(
-            f"{part.path} is not named as the sample's files are, 000_00000.parquet and so on. "
-            f"Download {WANTED}."
+            f"{part.file.name} is not named as the sample's files are, 000_00000.parquet and so "
+            f"on. Download {WANTED}."
         )
     return int(match[1])

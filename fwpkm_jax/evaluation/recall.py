@@ -63,7 +63,7 @@ def attention_reach(config: ModelConfig) -> AttentionReach:
 
     A layer that sees `window` tokens looks `window - 1` tokens further back than its input.
     """
-    reaches = [mixer.reach for mixer in config.mixer_configs]
+    reaches = [mixer.receptive_field for mixer in config.mixer_configs]
     windows = [reach for reach in reaches if reach is not None]
     stack = sum(reach - 1 for reach in windows) if len(windows) == len(reaches) else None
     return AttentionReach(max(windows, default=None), stack)

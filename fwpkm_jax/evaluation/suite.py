@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fwpkm_jax.command_line import visible
+from fwpkm_jax.evaluation.display.plot_style import drawn
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.readers.devices import check_one_stream
 from fwpkm_jax.evaluation.record import Result, save_result
@@ -102,7 +103,7 @@ def run_suite(
         if limit is not None:
             config = dataclasses.replace(config, **{evaluation.limit: limit})
         results[name] = result = evaluation.run(subject, config)
-        files = [*save_result(result, directory), *evaluation.plot(result.record, directory)]
+        files = [*save_result(result, directory), *drawn(evaluation.plot, result.record, directory)]
         written = "\n".join(f"wrote {path}" for path in files)
         table = "\n".join(
             filter(None, [evaluation.table(result.record), evaluation.controls_line()])

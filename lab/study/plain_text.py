@@ -38,9 +38,9 @@ from lab.study.lines import train_run, trained_loss
 from lab.study.tables import over_seeds
 
 KINDS = {
-    "backbone": "study/gdn_swa",
-    "fwpkm": "study/gdn_swa__fwpkm",
-    "pkm_fwpkm": "study/gdn_swa__pkm_fwpkm",
+    "backbone": "lab/study/configs.py:gdn_swa",
+    "fwpkm": "lab/study/configs.py:gdn_swa__fwpkm",
+    "pkm_fwpkm": "lab/study/configs.py:gdn_swa__pkm_fwpkm",
 }
 """Config of each kind."""
 WAYS = ("writing", "frozen")

@@ -53,9 +53,7 @@ def evaluate(
             "leave it out."
         )
     if not config.tasks:
-        raise ValueError(
-            "tasks=(): name tasks, as in --lm_eval.tasks lambada_openai."
-        )
+        raise ValueError("tasks=(): name tasks, as in --lm_eval.tasks lambada_openai.")
     adapter = importlib.import_module("fwpkm_jax.evaluation.harness.adapter")
     if adapter.MISSING is not None:
         raise ImportError(adapter.INSTALL) from adapter.MISSING

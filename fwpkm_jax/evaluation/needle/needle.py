@@ -21,7 +21,7 @@ from fwpkm_jax.evaluation.needle.scores import score_answers
 from fwpkm_jax.evaluation.reconfigure import with_yarn
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import file_hashes, files_of, missing_text, text_sources
-from fwpkm_jax.models.config import ModelConfig, own_memory
+from fwpkm_jax.models.config import ModelConfig, mixer_memory
 
 
 def evaluate(
@@ -88,7 +88,7 @@ def evaluate(
         mode=config.mode,
         resets=describe_resets(
             subject.memory,
-            fast_weights="reading" if own_memory(model.config) else until,
+            fast_weights="reading" if mixer_memory(model.config) else until,
             queue=until,
             caches="reading",
         ),
@@ -99,7 +99,7 @@ def evaluate(
 
 def describe_chunks(model: ModelConfig, config: NeedleConfig) -> str | int:
     """Tokens per write, as a number or a description, for the record."""
-    own = own_memory(model)
+    own = mixer_memory(model)
     if own is not None:
         return (
             f"{own.chunk_size}, {own.name}'s own: it has no override, and its memory starts anew "

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fwpkm_jax.evaluation.display.plot_style import (
     COLORS,
     TEXT,
     add_legend,
+    blank_figure,
     save_figure,
     set_title,
     style_axes,
 )
 from fwpkm_jax.evaluation.display.tables import Record, format_table, share
 from fwpkm_jax.evaluation.needle.scores import DEPTH_BINS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SHADES = ("#C6DBEF", "#9ECAE1", "#4292C6", "#08519C")
 
@@ -68,7 +71,7 @@ def plot(record: Record, directory: Path) -> list[Path]:
     """Plots exact match by length, readings and samples so far, and by the needle's depth."""
     runs = record["results"]["runs"]
     lengths = sorted({run["words"] for run in runs})
-    figure = Figure(figsize=(10.5, 3.9), layout="constrained")
+    figure = blank_figure(10.5, 3.9)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
     _stacked_bars(
         left, {f"{words:,}": [r for r in runs if r["words"] == words] for words in lengths}
@@ -144,7 +147,7 @@ def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path
     """Draws a heat map of exact match by depth and length for each number of readings."""
     readings = sorted({run["readings"] for run in runs})
     width = 0.75 * len(lengths) + 1.0
-    figure = Figure(figsize=(max(3.9, 1.6 + width * len(readings)), 3.9), layout="constrained")
+    figure = blank_figure(max(3.9, 1.6 + width * len(readings)), 3.9)
     panels = list(figure.subplots(1, len(readings), squeeze=False, sharey=True)[0])
     image = None
     for axes, number in zip(panels, readings, strict=True):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fwpkm_jax.data import TextData
-from fwpkm_jax.data.documents import SUFFIXES
 from fwpkm_jax.data.packing import PackedRows
+from fwpkm_jax.data.streams.names import KINDS
 from fwpkm_jax.evaluation.sources import file_hashes, read_rows
 from fwpkm_jax.literals import some
 
@@ -73,12 +73,12 @@ def _find_part(folder: Path, name: str) -> Path:
     found = [
         path
         for path in sorted(folder.iterdir())
-        if path.stem == name and (path.is_dir() or path.suffix in SUFFIXES)
+        if path.name in (name, *(f"{name}{kind}" for kind in KINDS))
     ]
     if len(found) != 1:
         there = some([str(path) for path in found]) or "none"
         raise ValueError(
-            f"A domain's folder needs one {name}{{{','.join(SUFFIXES)}}}, {folder} has {there}; "
+            f"A domain's folder needs one {name}{{{','.join(KINDS)}}}, {folder} has {there}; "
             "name a file to take its halves."
         )
     return found[0]

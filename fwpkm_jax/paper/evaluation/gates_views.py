@@ -5,9 +5,13 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
-from fwpkm_jax.evaluation.display.plot_style import COLORS, save_figure, set_title, style_axes
+from fwpkm_jax.evaluation.display.plot_style import (
+    COLORS,
+    blank_figure,
+    save_figure,
+    set_title,
+    style_axes,
+)
 from fwpkm_jax.evaluation.display.tables import Record, format_table
 
 
@@ -42,7 +46,7 @@ def plot(record: Record, directory: Path) -> list[Path]:
     results = record["results"]
     sources = list(results["gates"])
     layers = list(results["gates"][sources[0]])
-    figure = Figure(figsize=(1.2 + 3.6 * len(layers), 3.8), layout="constrained")
+    figure = blank_figure(1.2 + 3.6 * len(layers), 3.8)
     panels = figure.subplots(1, len(layers), sharey=True, squeeze=False)[0]
     for axes, layer in zip(panels, layers, strict=True):
         style_axes(axes)

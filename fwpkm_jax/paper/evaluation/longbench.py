@@ -29,7 +29,7 @@ from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.models.config import own_memory
+from fwpkm_jax.models.config import mixer_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.paper.evaluation import longbench_views as views
 
@@ -102,7 +102,7 @@ def evaluate(
     Raises:
       ValueError: a mixer's memory is reset for each sequence, or a task has no sample.
     """
-    own = own_memory(subject.model.config)
+    own = mixer_memory(subject.model.config)
     if own is not None:
         raise ValueError(
             f"LongBench: {own.name} has no memory that is written once a text and carried on; "
@@ -309,7 +309,7 @@ def _read_samples(
 
 
 def _missing(subject: Subject, config: LongBenchConfig) -> str | None:
-    own = own_memory(subject.model.config)
+    own = mixer_memory(subject.model.config)
     if own is not None:
         return f"a memory that is written once a text ({own.name}'s is not)"
     return None if config.data else "LongBench (--longbench.data PATH)"

@@ -21,12 +21,7 @@ from fwpkm_jax.evaluation.needle.scores import score_answers
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import file_hashes, files_of, missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
-<<<<<<< HEAD:fwpkm_jax/evaluation/needle/evaluate.py
 from fwpkm_jax.models.config import ModelConfig, mixer_memory
-from fwpkm_jax.models.language_model import LanguageModel, Memory
-=======
-from fwpkm_jax.models.config import ModelConfig, own_memory
->>>>>>> p-eval:fwpkm_jax/evaluation/needle/needle.py
 
 
 def evaluate(

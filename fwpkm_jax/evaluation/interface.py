@@ -49,7 +49,7 @@ class Subject:
     """Where model and memory come from."""
     partition: Partition | None = None
     """The devices that share the work; None: one device."""
-    texts: tuple[str, ...] = ()
+    text_paths: tuple[str, ...] = ()
     """Files or folders of text, one data set each, that evaluations of text read in place of the
     run's validation text."""
     fast_weight_dtype: FastWeightDtype = "float32"
@@ -61,7 +61,7 @@ class Subject:
 
     @property
     def text(self) -> TextData:
-        """The text that evaluations read: that of `data`, with `texts` to validate on if given.
+        """The text that evaluations read: that of `data`, or `text_paths` if given.
 
         `choose_suite` guarantees that evaluations of text have one.
         """
@@ -71,7 +71,7 @@ class Subject:
                 f"data={type(self.data).__name__} has no text; evaluate a run on text, or give "
                 "the evaluation its texts."
             )
-        return dataclasses.replace(text, valid_paths=self.texts) if self.texts else text
+        return dataclasses.replace(text, valid_paths=self.text_paths) if self.text_paths else text
 
     @property
     def first_memory(self) -> Memory:

@@ -66,7 +66,7 @@ def evaluate(
         subject = dataclasses.replace(
             subject,
             partition=partition,
-            texts=tuple(data),
+            text_paths=tuple(data),
             fast_weight_dtype=fast_weight_dtype,
         )
         chosen = choose_suite(suite, subject, configs)

@@ -130,7 +130,7 @@ def sections(
 def evaluate(options: Options, directory: Path, text: Path) -> Row:
     """Losses of the unseen books by section, reading and way."""
     run = load_run(directory)
-    subject = replace(subject_of(run, name=str(directory)), texts=(str(text),))
+    subject = replace(subject_of(run, name=str(directory)), text_paths=(str(text),))
     config = PerplexityConfig(
         write="both" if run.memory else "off",
         segment_length=subject.text.length,

@@ -233,7 +233,7 @@ def make_run(name: str, seed: int, only: Sequence[str] = ()) -> dict[str, Any]:
         began = time.monotonic()
         one, options = _prepared(subject, label, options, results)
         if evaluation == "ppl":
-            one = replace(one, texts=(str(EXCERPTS),))
+            one = replace(one, text_paths=(str(EXCERPTS),))
         run_suite(one, (evaluation,), directory=results, configs={evaluation: options})
         print(f"{directory} {label}: {time.monotonic() - began:.0f} s", flush=True)
     line = {"run": f"{name}:{seed}", "train_loss": round(trained_loss(directory), 5)}

@@ -1,3 +1,5 @@
+import errno
+import os
 import re
 from functools import partial
 
@@ -177,17 +179,21 @@ def test_samples_of_a_file_are_those_that_are_made_here(model, memory, perfect_r
     assert [sample["expected"] for sample in run["samples"]] == [s.answer for s in made[:3]]
 
 
-def test_what_hinders_the_program_is_one_line(tmp_path, capsys):
+def test_what_hinders_the_program_is_one_line(tmp_path, capsys, monkeypatch):
     (tmp_path / "book.txt").write_text(TEXT)
     given = ["--data", str(tmp_path / "book.txt"), "--words", "10", "--out"]
     for seed in (-1, 2**32):
         assert main([*given, str(tmp_path / "out.jsonl"), f"--seed={seed}"]) == 2
         said = " ".join(capsys.readouterr().err.split())
         assert f"seed={seed} must be at least 0 and less than 4294967296" in said
-    assert main([*given, "/dev/full/out.jsonl"]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "Not a directory" in said
+
+    def full(*given):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.jsonl")
+
+    monkeypatch.setattr("fwpkm_jax.evaluation.needle.files.write_samples", full)
+    assert main([*given, "out.jsonl"]) == 1
+    said = "needle.files: out.jsonl: No space left on device\n"
+    assert capsys.readouterr().err == said
 
 
 def test_answers_of_a_file_are_as_long_as_its_numbers(model, memory, perfect_reader, tmp_path):
@@ -240,7 +246,7 @@ def test_haystack_and_question_make_up_the_whole_prompt(name):
     question = " The secret number for ID-12ab is "
     sample = NeedleSample("Some words.", question, "1", (), 0, "book", 2)
     prompt = encode_prompt(sample, tokenizer)
-    joined = np.concatenate(prompt)
+    joined = np.concatenate([prompt.haystack, prompt.question])
     np.testing.assert_array_equal(joined, tokenizer.encode(sample.haystack + question))
     assert tokenizer.decode(prompt.haystack) == sample.haystack
     # The first piece of an answer is a bare digit: the space before it has been read.

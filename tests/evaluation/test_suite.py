@@ -90,7 +90,7 @@ def test_all_is_what_suits_the_data_and_lacks_nothing(subject, recall_subject, t
     chosen = choose_suite(("all",), without)
     assert not {"ppl", "needle"} & set(chosen)
     assert "skipped needle, which lacks a text (no --data PATH" in caplog.text
-    given = dataclasses.replace(without, texts=text.valid_paths)
+    given = dataclasses.replace(without, text_paths=text.valid_paths)
     assert {"ppl", "needle"} <= set(choose_suite(("all",), given))
 
 
@@ -158,13 +158,13 @@ def test_needles_are_hidden_in_the_runs_text(subject, tmp_path, capsys):
 def test_other_texts_replace_the_runs_own(subject, recall_subject, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("Something else.")
-    (source,) = text_sources(dataclasses.replace(subject, texts=(str(other),)).text)
+    (source,) = text_sources(dataclasses.replace(subject, text_paths=(str(other),)).text)
     (document,) = source.documents()
     assert bytes(document.tokens[:-1].astype(np.uint8)) == b"Something else."
     assert list(source.files) == [str(other)]
     assert len(list(source.documents())) == 1  # A second pass starts anew.
     with pytest.raises(ValueError, match=r"data=other\.txt: recall reads no text; leave it out"):
-        choose_suite((), dataclasses.replace(recall_subject, texts=("other.txt",)))
+        choose_suite((), dataclasses.replace(recall_subject, text_paths=("other.txt",)))
 
 
 def test_a_tokenised_file_is_known_by_both_its_hashes(text, tmp_path):

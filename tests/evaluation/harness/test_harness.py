@@ -329,9 +329,7 @@ def test_what_is_missing_is_said(model, memory, monkeypatch, tmp_path):
     data = TextData(train_paths=("none.txt",))
     subject = Subject(model=model, memory=memory, data=data)
     evaluate = EVALS["lm_eval"].evaluate
-    with pytest.raises(
-        ValueError, match=r"tasks=\(\): name tasks, as in --lm_eval.tasks"
-    ):
+    with pytest.raises(ValueError, match=r"tasks=\(\): name tasks, as in --lm_eval.tasks"):
         evaluate(subject, HarnessConfig())
     for options, message in (
         ({"max_length": 1}, "max_length=1 must be at least 2"),

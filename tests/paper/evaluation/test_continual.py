@@ -198,7 +198,7 @@ def test_wrong_domains_are_refused(data, tmp_path):
         read_domains([folder], data)
 
 
-@pytest.mark.parametrize("field", ["batch_size", "length", "max_batches"])
+@pytest.mark.parametrize("field", ["batch_size", "chunk_size", "max_batches"])
 def test_options_below_1_are_refused(field):
     with pytest.raises(ValueError, match=f"{field}=0"):
         ContinualConfig(**{field: 0})

@@ -91,7 +91,7 @@ def test_the_log_names_the_slots_that_a_write_changes(model, memory):
 @pytest.fixture
 def second_is_right(monkeypatch):
     """Answers of a model that is told them: the second is right."""
-    samples = take_samples([("book", TEXT)], CONFIG, words=10, seed=0)
+    samples = take_samples([("book", TEXT)], CONFIG.needles, words=10, seed=0)
     told = iter("ab" + samples[0].answer[2:] + samples[1].answer)
     decide = StreamReader.next_token
 

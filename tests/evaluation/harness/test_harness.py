@@ -90,7 +90,7 @@ def run(tmp_path_factory, model, memory):
 @pytest.mark.filterwarnings("ignore")
 def test_the_command_reports_every_task_in_both_passes(run, capsys, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    options = {"include_path": run.parent / "tasks", "bootstrap_iters": 0, "batch_size": 2}
+    options = {"include_path": run.parent / "tasks", "batch_size": 2}
     given = [word for key, x in options.items() for word in (f"--lm_eval.{key}", str(x))]
     words = ["--suite", "lm_eval", "--lm_eval.tasks", *TASKS]
     assert main([str(run), *words, "--limit", "2", *given]) == 0
@@ -264,7 +264,7 @@ def test_documents_of_a_task_come_from_local_files(run, monkeypatch, tmp_path, c
         lambda self, requests, *more: asked.extend(requests) or generate(self, requests, *more),
     )
     words = ("--lm_eval.tasks", "lambada_openai", "longbench_hotpotqa", "--lm_eval.data", *data)
-    record = results_of(run, *words, "--lm_eval.bootstrap_iters", 0, "--limit", 2)
+    record = results_of(run, *words, "--limit", 2)
     found = record["results"]["writing"]
     assert {task: one["documents"] for task, one in found.items()} == {
         "lambada_openai": 2,
@@ -318,7 +318,7 @@ def test_rulers_samples_are_as_long_as_the_metadata_say(run, monkeypatch, tmp_pa
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     write_tokenizer(tmp_path)
     metadata = json.dumps({"max_seq_lengths": [1024], "tokenizer": str(tmp_path)})
-    words = ("--lm_eval.tasks", "niah_single_1", "--limit", 1, "--lm_eval.bootstrap_iters", 0)
+    words = ("--lm_eval.tasks", "niah_single_1", "--limit", 1)
     record = results_of(run, *words, "--lm_eval.metadata", metadata)
     found = record["results"]["writing"]["niah_single_1"]
     assert "1024" in [x["metric"] for x in found["metrics"]]

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,6 +125,8 @@ def _task_manager(config: HarnessConfig, *, tokenizer: str) -> Any:
 
 
 def _run(model: Any, manager: Any, config: HarnessConfig, tasks: Sequence[str]) -> dict[str, Any]:
+    # Else the harness forks for its resamples, and a fork beside JAX's threads may hang.
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
     with _refusals():
         found = importlib.import_module("lm_eval").simple_evaluate(
             model=model,

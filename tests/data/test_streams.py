@@ -231,7 +231,7 @@ def test_other_text_is_refused_by_name(three, tmp_path, name, message):
 
 @pytest.mark.parametrize("state", [{}, {"next_index": 3}, None, {"stream": {"a": 1}, "source": {}}])
 def test_a_position_of_other_data_is_refused(three, state):
-    with pytest.raises(ValueError, match=r"is not a position|another version"):
+    with pytest.raises(ValueError, match=r"is not a position|text has changed"):
         batches_of(config_of(three[0])).set_state(state)
 
 

@@ -82,12 +82,12 @@ def test_the_name_must_end_in_bin(tmp_path):
     ("index", "message"),
     [
         ("2 0\n", "holds 6 bytes, but the 1 entries of x.idx need 4"),
-        ("2 0\n2 4\n", "ends behind the 6 bytes of x.bin: 2 tokens at byte 4"),
-        ("2 0\n1 2\n", "line 2 has an entry of 1 tokens at byte 2 .* ends at byte 4"),
-        ("2 0\n\n1 4\n", r"line 2 is b'\\n', not `length offset`"),
+        ("2 0\n2 4\n", "line 2 has 2 tokens at byte 4: .* at byte 4, and x.bin at 6"),
+        ("2 0\n1 2\n", "line 2 has 1 tokens at byte 2: the last entry ends at byte 4"),
+        ("2 0\n\n1 4\n", "line 2 is b'', not `length offset`"),
         ("2 0\nthree 4\n", "line 2 is b'three 4"),
         ("0_3 0\n", "line 1 is b'0_3 0"),
-        ("-1 0\n", "line 1 has an entry of -1 tokens"),
+        ("-1 0\n", "line 1 is b'-1 0"),
     ],
 )
 def test_an_index_that_does_not_match_is_refused(tmp_path, index, message):

@@ -123,3 +123,11 @@ def _choice(annotation: Any) -> _Choice | None:
             values += (None,)
         return _Choice(values, others=any(x is not types.NoneType for x in plain))
     return None
+
+
+def check_above_0(config: Any, *names: str) -> None:
+    """Raises ValueError, with name and value, for a field that is neither None nor above 0."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:  # NaN is not.
+            raise ValueError(f"{name}={value} must be above 0.")

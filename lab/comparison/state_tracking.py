@@ -24,7 +24,8 @@ from benchmarks.options import parse
 from fwpkm_jax.data.recall import Split
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, DeltaProduct
+from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
+from fwpkm_jax.rules.matrix.deltaproduct import DeltaProduct
 from lab.comparison.small_decoders import (
     Batch,
     Lines,

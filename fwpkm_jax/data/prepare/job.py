@@ -6,6 +6,7 @@ complete. Before that, `NAME.partial.json` says how much of the partial files is
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from fwpkm_jax.data.documents import Place
-from fwpkm_jax.data.prepare.lock import hold
 from fwpkm_jax.data.prepare.output import (
     START,
     Layout,
@@ -33,6 +33,7 @@ from fwpkm_jax.data.token_files import check_token_file
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
 from fwpkm_jax.outside_files import read_json
 from fwpkm_jax.status_line import StatusLine
+from fwpkm_jax.storage.lock import Lock
 from fwpkm_jax.whole_files import remove_unfinished, write_json
 
 # Documents between two looks at the clock.
@@ -137,12 +138,15 @@ def prepare(
     status = status or StatusLine()
     manifest_path, state_path = out.with_suffix(".json"), out.with_suffix(".partial.json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with hold(out) as check_held:
+    name = f"{out.name}.lock"
+    lock = Lock(out.parent, name=name, thing=str(out), otherwise="give another output")
+    with contextlib.ExitStack() as stack:
+        stack.callback(lock.release)
         for path in (state_path, manifest_path):
             remove_unfinished(path)
 
         def save(state: State) -> None:
-            check_held()
+            lock.check()
             write_json(state_path, state)
 
         if (manifest := _read_if_there(manifest_path)) is not None:
@@ -173,7 +177,7 @@ def prepare(
                 f"{state['read']['tokens']} tokens, less than one entry of layout {layout}; give "
                 "more text, or take the layout stream."
             )
-        check_held()
+        lock.check()
         publish(out)
         manifest = _manifest(out, state)
         write_json(manifest_path, manifest)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from fwpkm_jax.data import TokenFile, cut_rows, write_token_file
 from fwpkm_jax.data.prepare import job, prepare, text_files
-from fwpkm_jax.data.prepare.lock import hold
 from fwpkm_jax.data.streams import formats
 from fwpkm_jax.status_line import StatusLine
+from fwpkm_jax.storage.lock import Lock
 
 EOS = 256
 ROW = 4097
@@ -296,8 +296,10 @@ def test_a_file_of_unknown_origin_is_never_overwritten(texts, tmp_path):
 
 def test_two_processes_do_not_write_the_same_file(texts, tmp_path):
     out = tmp_path / "x.bin"
-    with hold(out), pytest.raises(ValueError, match=r"Another process is writing .*x\.bin"):
+    lock = Lock(tmp_path, name="x.bin.lock")
+    with pytest.raises(ValueError, match=r"x\.bin is in use by process .*; .*another output"):
         run(texts, out)
+    lock.release()
     run(texts, out)
 
 

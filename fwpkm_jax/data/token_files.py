@@ -10,13 +10,11 @@ document.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from fwpkm_jax.outside_files import OutsideFileError, read_bytes, size_of
-from fwpkm_jax.whole_files import replacing
 
 _WIDE = b"# uint32\n"
 """The first line of the index of a file with four bytes per token."""
@@ -132,34 +130,6 @@ class TokenFileEntry:
 
     def __getitem__(self, tokens: slice) -> np.ndarray:
         return self._file.entry(self._number, tokens)
-
-
-def write_token_file(
-    path: Path, entries: Iterable[np.ndarray], *, vocab_size: int, max_tokens: int | None = None
-) -> int:
-    """Writes entries to `path` (`.bin`) and the `.idx` beside it; returns the tokens written.
-
-    Args:
-      path: the `.bin` file; one that exists is overwritten.
-      entries: token ids of each entry; pass whole documents, or `cut_rows(documents)`.
-      vocab_size: of the tokenizer.
-      max_tokens: stop after the entry that reaches this many tokens.
-
-    Raises:
-      ValueError: the name does not end in `.bin`, or an id lies outside the vocabulary.
-    """
-    check_token_file(path, vocab_size=vocab_size)
-    written = 0
-    # The index gets its name last, as a reader asks for it last: the contexts end inside out.
-    with replacing(path.with_suffix(".idx")) as index, replacing(path) as data:
-        index.write(index_header(vocab_size))
-        for number, entry in enumerate(entries):
-            data.write(entry_bytes(entry, number=number, vocab_size=vocab_size))
-            index.write(index_line(len(entry), start=written, vocab_size=vocab_size))
-            written += len(entry)
-            if max_tokens is not None and written >= max_tokens:
-                break
-    return written
 
 
 def check_token_file(path: Path, *, vocab_size: int) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from fwpkm_jax.data import TextData, identity, make_dataset
 from fwpkm_jax.data.streams import files
-from fwpkm_jax.data.token_files import TokenFile, write_token_file
+from fwpkm_jax.data.token_files import TokenFile
 from fwpkm_jax.data.tokenizers import ByteTokenizer
+from tests.data.plain_writer import write_token_file
 
 
 def batches(folder, **options):

@@ -12,7 +12,7 @@ import pytest
 from fwpkm_jax.data import TextData, load_tokenizer, make_dataset, stream_documents
 from fwpkm_jax.data.streams import formats
 from fwpkm_jax.data.streams.files import data_files
-from fwpkm_jax.data.token_files import write_token_file
+from tests.data.plain_writer import write_token_file
 
 EOS = 256
 TEXTS = [f"{number} " + "äbc"[number % 3] * (number * 7 % 50) for number in range(150)]

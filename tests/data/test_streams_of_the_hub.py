@@ -118,5 +118,5 @@ def test_no_error_prints_a_password(hub, files, monkeypatch):
         with pytest.raises((OSError, ValueError), match=r"http://127\.0\.0\.1:9/") as error:
             batches_of(config_of(address))
         assert "hunter2" not in str(error.value)
-    with pytest.raises(ValueError, match=r"'https://host/x\.jsonl' is an address of a kind") as error:
+    with pytest.raises(ValueError, match=r"'https://host/x\.jsonl' is an addr") as error:
         config_of("https://bob:hunter2@host/x.jsonl")

@@ -10,13 +10,12 @@ from fwpkm_jax.config import load_config
 from fwpkm_jax.data import (
     RecallData,
     TextData,
-    cut_rows,
     load_tokenizer,
     make_dataset,
     stream_documents,
     vocab_size,
-    write_token_file,
 )
+from tests.data.plain_writer import cut_rows, write_token_file
 
 EOS = 256
 

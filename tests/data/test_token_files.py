@@ -3,8 +3,8 @@ import pickle
 import numpy as np
 import pytest
 
-from fwpkm_jax.data.packing import cut_rows
-from fwpkm_jax.data.token_files import TokenFile, write_token_file
+from fwpkm_jax.data.token_files import TokenFile
+from tests.data.plain_writer import cut_rows, write_token_file
 
 DOCUMENTS = [np.arange(5), np.asarray([65535, 0, 7]), np.asarray([], np.int64), np.arange(40, 49)]
 

@@ -5,10 +5,10 @@ import fsspec
 import numpy as np
 import pytest
 
-from fwpkm_jax.data import write_token_file
 from fwpkm_jax.data.documents import Place
 from fwpkm_jax.data.prepare import Source, Span, select, text_files
 from fwpkm_jax.data.streams.formats import Piece
+from tests.data.plain_writer import write_token_file
 from tests.data.test_streams import parquet_bytes
 
 

@@ -157,22 +157,6 @@ def test_training_and_validation_of_the_recall_task_share_no_document():
     assert not any(row.tobytes() in seen for batch in valid for row in batch["tokens"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0 must be 1 or more"),
-        ({"rows": (1, 2)}, r"rows=\(1, 2\) must be some of the rows 0 to 1"),
-        ({"rows": (-1, 1)}, r"rows=\(-1, 1\) must be"),
-        ({"rows": (1, 0)}, r"rows=\(1, 0\) must be"),
-        ({"rows": ()}, r"rows=\(\) must be"),
-        ({"split": "test"}, "split='test' is neither"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        train(RecallData(**SMALL), **arguments)
-
-
 @pytest.mark.thorough
 def test_an_error_in_a_worker_reaches_the_caller(tmp_path):
     np.asarray([1, 2, 300, 4], "<u2").tofile(tmp_path / "x.bin")

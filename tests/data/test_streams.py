@@ -236,22 +236,6 @@ def test_a_position_of_other_data_is_refused(three, state):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"packing": "best_fit"}, "needs the lengths of all documents"),
-        ({"num_workers": 2}, "num_workers=2 prepare text in memory"),
-        ({"window": 0}, "window=0 is too small"),
-        ({"train_paths": ("ftp://a/b",)}, "train_paths='ftp://a/b' is an address of a kind"),
-        ({"train_paths": ("hf://squad",)}, "train_paths='hf://squad' is no data set of the hub"),
-        ({"train_paths": ("gs:/b/c",)}, "train_paths='gs:/b/c' is an address of a kind"),
-    ],
-)
-def test_a_stream_that_cannot_be_is_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        TextData(**{"train_paths": ("x.txt",), "reading": "stream", **fields})
-
-
-@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("x.jsonl", b'{"text": "good"}\n{"text": 5}\n', "line 2: field 'text' is a int"),

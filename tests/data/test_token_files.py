@@ -60,43 +60,6 @@ def test_an_empty_file_has_no_entries(tmp_path):
     assert (len(file), file.num_entries, file[0:0].size) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("entries", "vocab_size", "message"),
-    [
-        ([np.asarray([0]), np.asarray([3, 7, 9])], 5, "Entry 1 holds the id 7, outside .* of 5"),
-        ([np.asarray([-1])], 5, "Entry 0 holds the id -1"),
-        ([np.asarray([1])], 2**31 + 1, "vocab_size=2147483649 exceeds the 2147483648 ids of int32"),
-    ],
-)
-def test_ids_the_format_cannot_hold_are_refused(tmp_path, entries, vocab_size, message):
-    with pytest.raises(ValueError, match=message):
-        write(tmp_path / "x.bin", entries, vocab_size=vocab_size)
-
-
-def test_the_name_must_end_in_bin(tmp_path):
-    with pytest.raises(ValueError, match=r"x\.idx must end in \.bin"):
-        write(tmp_path / "x.idx")
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ("2 0\n", "holds 6 bytes, but the 1 entries of x.idx need 4"),
-        ("2 0\n2 4\n", "line 2 has 2 tokens at byte 4: .* at byte 4, and x.bin at 6"),
-        ("2 0\n1 2\n", "line 2 has 1 tokens at byte 2: the last entry ends at byte 4"),
-        ("2 0\n\n1 4\n", "line 2 is b'', not `length offset`"),
-        ("2 0\nthree 4\n", "line 2 is b'three 4"),
-        ("0_3 0\n", "line 1 is b'0_3 0"),
-        ("-1 0\n", "line 1 is b'-1 0"),
-    ],
-)
-def test_an_index_that_does_not_match_is_refused(tmp_path, index, message):
-    write(tmp_path / "x.bin", [np.arange(3)])
-    (tmp_path / "x.idx").write_text(index)
-    with pytest.raises(ValueError, match=message):
-        TokenFile(tmp_path / "x.bin", vocab_size=65536)
-
-
 @pytest.mark.parametrize("missing", ["x.bin", "x.idx"])
 def test_half_a_pair_is_refused(tmp_path, missing):
     write(tmp_path / "x.bin")

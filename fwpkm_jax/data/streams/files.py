@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from fwpkm_jax.addresses import check_store, open_store, scheme_of, store_error
 from fwpkm_jax.data.identity import MOST_NAMED, WHOLE, identity
@@ -70,7 +70,7 @@ class AbstractDataFile(abc.ABC):
     def sha256(self) -> str:
         """The hash of its bytes, in hexadecimal."""
         with self.open() as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+            return hashlib.file_digest(cast(Any, content), "sha256").hexdigest()
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,6 @@ def test_a_selection_is_a_slice_of_the_parts_laid_end_to_end(start, stop, texts_
     assert texts_of(source) == ALL[start:stop]
 
 
-def test_a_selection_without_records_is_refused():
-    with pytest.raises(ValueError, match="The parts hold 7 records, none from number 7 on"):
-        select(PARTS, start=7)
-
-
 def test_parts_are_counted_only_for_limits():
     part = Numbers("a", 3)
     part.count = None

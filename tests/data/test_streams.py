@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.data import TextData, load_tokenizer, make_dataset, stream_documents
-from fwpkm_jax.data.streams import formats
+from fwpkm_jax.data.streams import formats, tables
 from fwpkm_jax.data.streams.files import data_files
 from tests.data.plain_writer import write_token_file
 
@@ -269,6 +269,38 @@ def test_columns_are_checked(tmp_path):
         next(batches_of(config_of(tmp_path / "x.parquet", field="content")))
     rows = tokens_of(batches_of(config_of(tmp_path / "x.parquet", field="body", length=3)), 2)
     assert rows[:4] == [97, EOS, 98, EOS]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_columns_that_hold_much_more_than_their_size_are_refused(tmp_path, monkeypatch, kind):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, table = tmp_path / f"x.{kind}", arrow.table({"text": ["a" * 2000] * 100})
+    if kind == "parquet":
+        options = {"use_dictionary": False, "write_statistics": False}
+        parquet.write_table(table, path, compression="zstd", **options)
+    else:
+        options = arrow.ipc.IpcWriteOptions(compression="zstd")
+        with arrow.ipc.new_stream(str(path), table.schema, options=options) as writer:
+            writer.write_table(table)
+    expected = tokens_of(batches_of(config_of(path)), 3)
+    assert expected == [97] * len(expected)
+    monkeypatch.setattr(tables, "_MOST_DECODED_BYTES", 100_000)
+    with pytest.raises(ValueError, match=rf"x\.{kind} is damaged .*unpacks? to 20\d,\d+"):
+        next(batches_of(config_of(path)))
+    monkeypatch.undo()
+    monkeypatch.setattr(tables, "MOST_TEXT_BYTES", 1999)
+    with pytest.raises(ValueError, match="row 1 has a text of 2,000 characters, and at most 1,999"):
+        next(batches_of(config_of(path)))
+
+
+def test_a_value_that_many_rows_share_is_in_memory_once(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    shared = arrow.DictionaryArray.from_arrays(arrow.array([0] * 64, "int32"), ["a" * 2**20])
+    parquet.write_table(arrow.table({"text": shared}), tmp_path / "x.parquet", store_schema=False)
+    (file,) = data_files(tmp_path / "x.parquet")
+    first, batch = next(tables.read_batches(file, ["text"]))
+    assert (first, batch.num_rows) == (0, 64)
+    assert batch.nbytes < 2**21
 
 
 def test_a_folder_of_save_to_disk_is_read_as_it_says(tmp_path):

@@ -37,11 +37,15 @@ def column_texts(
       OutsideFileError: a row holds no text, or one of more than `MOST_TEXT_BYTES`.
     """
     column = batch.column(field)
+    places, values = range(batch.num_rows), column
+    if hasattr(column, "dictionary"):
+        places, values = column.indices.to_pylist(), column.dictionary
     # One after the other, because each may be long.
     for row in range(max(first, start), first + batch.num_rows):
         place = f"row {row + 1}"
         with reading(file.name, place=place):
-            text = column[row - first].as_py()
+            at = places[row - first]
+            text = None if at is None else values[at].as_py()
         if not isinstance(text, str | None):
             problem = f"has a field {field!r} of type {batch.schema.field(field).type}"
             raise OutsideFileError(

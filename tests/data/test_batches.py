@@ -107,7 +107,9 @@ def test_parts_of_the_rows_together_are_the_batches(make_config, num_workers):
     whole = take(iter(train(make_config(), batch_size=6)), 4)
     for rows in (range(2), range(2, 6), (1, 4)):
         iterator = iter(train(make_config(num_workers=num_workers), batch_size=6, rows=rows))
-        iterator.set_state({"next_index": 1})  # The position is that of the whole batches.
+        iterator.set_state(
+            {**iterator.get_state(), "next_index": 1}
+        )  # The position is that of the whole batches.
         expected = [{name: x[list(rows)] for name, x in batch.items()} for batch in whole[1:]]
         assert_batches_equal(take(iterator, 3), expected)
         iterator.close()

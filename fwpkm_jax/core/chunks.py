@@ -167,6 +167,7 @@ def scan_chunks(
         memory, output, access, info = step(memory, rest)
         output, access = jax.tree.map(lambda x: merge_chunks(x[None], batch), (output, access))
         pieces.append((output, access, jax.tree.map(lambda x: x[None], info)))
+    # Without a short chunk, nothing is copied together.
     if len(pieces) == 1:
         return RunOutput(memory, *pieces[0])
     outputs, accesses, infos = zip(*pieces, strict=True)
@@ -237,7 +238,9 @@ def to_chunks(tree: T, chunk_size: int) -> T:
         groups, batch, length, *rest = x.shape
         chunk = min(chunk_size, length)
         chunks = -(-length // chunk)
+        # A padded token has no weight anywhere, so a short last chunk needs no program of its own.
         x = jnp.pad(x, [(0, 0), (0, 0), (0, chunks * chunk - length)] + [(0, 0)] * len(rest))
+        # Sequences lie one after the other within a chunk, as `mix_rms_norm` expects their reads.
         x = x.reshape(groups, batch, chunks, chunk, *rest).swapaxes(1, 2)
         return x.reshape(groups, chunks, batch * chunk, *rest)
 
@@ -295,6 +298,7 @@ def map_memories(function: Callable[..., Any], memory: Memory, *args: Any) -> An
     if jax.tree.leaves(take_shared(memory)[0])[0].shape[0] == 1:
         squeezed = map_own(lambda x: x[0], (memory, *args))
         return map_own(lambda x: x[None], function(*squeezed))
+    # What is shared comes back from outside: as a result of vmap it would be copied per group.
     axes = jax.tree.map(lambda x: None if _is_shared(x) else 0, (memory, *args), is_leaf=_is_shared)
     return put_shared(jax.vmap(own_part, in_axes=axes)(memory, *args), shared)
 

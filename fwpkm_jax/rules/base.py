@@ -124,6 +124,7 @@ class AbstractRule(abc.ABC):
         Raises:
           ValueError: an array has the wrong rank, width, length or dtype.
         """
+        # The public door: what follows takes these arrays as right.
         check_signals(self, query, value, gate, mask)
         gate = jnp.ones(value.shape[:2], value.dtype) if gate is None else gate
         weights = pairing(gate, mask, chunk_size=chunk_size, lookahead=self.lookahead)
@@ -178,6 +179,7 @@ class AbstractRule(abc.ABC):
         """
         if axes is not None:
             raise ValueError(f"{self} cannot be split over devices; use mesh.memory=independent.")
+        # Each memory has its own sequences, so nothing passes between groups.
         return map_groups(
             lambda memory, part: self.run(memory, part, chunk_size=chunk_size), memory, sequence
         )

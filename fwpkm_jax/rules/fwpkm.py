@@ -243,6 +243,7 @@ class FwPKM(AbstractChunkRule):
         if not self.two_phase:
             return super().run(memory, sequence, chunk_size=chunk_size)
         check_run(self, memory, sequence)
+        # A group of one, which `map_groups` runs without vmap.
         one = map_own(lambda x: x[None], (memory, sequence))
         return map_own(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
 
@@ -280,6 +281,7 @@ class FwPKM(AbstractChunkRule):
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
         check_chunk_size(sequence, chunk_size)
         _, batch, length = sequence.counted.shape
+        # From here on all arrays are `[groups, chunks, tokens, ...]`, until `from_chunks`.
         chunks = cast(to_chunks(sequence, chunk_size), memory.values.dtype)
         if self.narrow_queries and sequence.query.dtype == jnp.bfloat16:
             chunks = chunks._replace(query=to_chunks(sequence.query, chunk_size))
@@ -300,12 +302,14 @@ class FwPKM(AbstractChunkRule):
             loops_of=loops_of if len(memory.keys) == 1 else None,
             token_axes=() if axes is None else axes.tokens,
         )
+        # One memory's keys never depend on values, so its scan over the chunks runs ahead of them.
         keys, choice, loss = map_groups(move, memory.keys, chunks.query, chunks.addressed)
         access = find_slots(choice, pair=lambda choice: _slots_of(self, choice)[1])
 
         # Second phase: the values are read and written.
         how: dict[str, Any] = {"error_weights": chunks.error_weight, "counted": chunks.counted}
         how |= {"write": _value_write(self), "ops": _row_ops(self, memory.values)}
+        # Options join here; a rule without them passes none.
         history = None
         if self.inner_steps > 1:
             how["inner_steps"] = self.inner_steps
@@ -313,6 +317,7 @@ class FwPKM(AbstractChunkRule):
             history, retained = _retained(self, memory, access, chunks, joined)
             how |= retained
         write = write_values if axes is None else functools.partial(write_split_values, axes=axes)
+        # An overlay runs on one device; the layer refuses one on a mesh.
         if isinstance(memory.values, OverlayTable):
             write = write_overlays
         out = write(memory.values, access, chunks.target, **how)
@@ -324,6 +329,7 @@ class FwPKM(AbstractChunkRule):
         return RunOutput(FwPKMMemory(keys, out.values, history), output, access, info)
 
     def write(self, memory: FwPKMMemory, chunk: SlotChunk) -> FwPKMMemory:
+        # A chunk is a sequence of one chunk.
         sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
         return self.run(memory, sequence, chunk_size=chunk.write_weight.shape[0]).memory
 
@@ -375,6 +381,7 @@ class FwPKM(AbstractChunkRule):
             # With the history from before the chunk, in which every step finds the same.
             after, norm = _inner_step(self, memory._replace(values=before), chunk, access)
             norms.append(norm)
+        # From the keys before the chunk: values and keys are written at the same time.
         keys = _key_write(self).step(memory.keys, key_gradient(self, memory, chunk, address))
         loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
         info = FwPKMInfo(addressing_loss=loss, update_norm=jnp.linalg.norm(jnp.stack(norms)))
@@ -394,6 +401,7 @@ def _retained(
     """
     assert rule.retention is not None
     history = _history(rule, memory)._replace(replayed=None)
+    # Replayed tokens have counted in the history when they were new.
     new = 1.0 if joined is None else 1.0 - joined.first
     history, scales = scale_chunks(
         history,
@@ -451,6 +459,7 @@ def _whole_table(memory: FwPKMMemory) -> ValueTable:
 @functools.cache
 def _value_write(rule: FwPKM) -> ValueWrite:
     step = float(rule.num_heads * rule.top_k) if rule.value_step is None else rule.value_step
+    # A write that only adds to rows has the learning rate in its steps, as kernels take it.
     if rule.write_clip is None and not rule.weight_decay:
         return ValueWrite(step_size=rule.learning_rate * step)
     return ValueWrite(

@@ -190,6 +190,7 @@ def sub_key_access(
 
 def _softmax(scores: Float[Array, "*queries top_k"]) -> Float[Array, "*queries top_k"]:
     """The softmax of scores of which the first is the best."""
+    # Scores are sorted, so the first is the largest and no reduction looks for it.
     parts = jnp.exp(scores - jax.lax.stop_gradient(scores[..., :1]))
     return parts / _sum_of_places(parts)
 
@@ -267,6 +268,7 @@ def addressing_pulls(
     """
     if probabilities is None:
         probabilities = _softmax(scores)
+    # The softmax moves a share only against the mean of the others.
     centred = slopes - _sum_of_places(probabilities * slopes)
     weights = token_weights[:, None, None, None] / _weight(usage)
     pulls = weights * probabilities * centred  # dL / dscore
@@ -309,6 +311,7 @@ def addressing_gradient(
     pulls = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
     if score == "dot":
         return pulls
+    # sum c (q - k) = sum c q - (sum c) k: no difference is formed for each token.
     totals = sub_key_totals(coefficients, address.sub_key_ids, num_subkeys)
     return pulls - totals[..., None] * keys
 

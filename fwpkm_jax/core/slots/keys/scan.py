@@ -99,6 +99,7 @@ def _forward(
     def body(keys, chunk):
         query, weights = chunk
         choice = find(query, keys)
+        # By formula, not by `jax.grad`: training differentiates through this step once more.
         gradient = key_write.gradient(keys, query, choice, token_weights=weights)
         return key_write.step(keys, gradient), (choice, keys)
 
@@ -158,6 +159,7 @@ def _step_of(chunk: ScannedChunk, sums: StepSums | None, *, score: Score) -> Key
     def pulls_of(scores: jax.Array, slopes: jax.Array) -> jax.Array:
         return addressing_pulls(scores, slopes, chunk.weights, usage, score=score)
 
+    # Linear maps at the point of each chunk: a scan backwards only applies them.
     slopes, of_slopes = jax.vjp(usage_slopes, usage)
     pulls, of_pulls = jax.vjp(pulls_of, scores, of_chosen(slopes, ids))
     _, of_access = jax.vjp(lambda scores: sub_key_access(scores, chunk.weights), scores)
@@ -176,6 +178,7 @@ def _scan_backward(find, key_write, loops, residuals, cotangents):
 def _scan_back(key_write, loop, to_queries, residuals, cotangents):
     before, queries, token_weights, choice, sums = residuals
     score = key_write.score
+    # All that no chunk needs of a later one is computed for all chunks at once, before the loop.
     chunks = ScannedChunk(before, queries, token_weights, choice, cotangents.choice.sub_key_scores)
     steps = jax.vmap(functools.partial(_step_of, score=score))(chunks, sums)
     keys_bar, (gradient_bar, pulls) = loop(key_write, cotangents.keys, chunks, steps)
@@ -208,6 +211,7 @@ def _backward(
         ids = chunk.choice.sub_key_ids
         # The step is linear in keys and gradient, so that its cotangents need neither.
         _, of_step = jax.vjp(key_write.step, chunk.keys, jnp.zeros_like(chunk.keys))
+        # From here on `keys_bar` belongs to the keys before the step.
         keys_bar, gradient_bar = of_step(keys_bar)
         gradient_bar = key_write.loss_weight * gradient_bar
         pulls_bar = dots_of_sub_keys(split_halves(chunk.query), ids, gradient_bar)
@@ -273,6 +277,7 @@ def _to_queries(
         chunk: ScannedChunk, step_pulls: jax.Array, gradient_bar: SubKeys, pulls: jax.Array
     ) -> Queries:
         ids = chunk.choice.sub_key_ids
+        # The step pulls sub-keys to the query, so their cotangents come back along the pulls.
         query_bar = sum_of_sub_keys(step_pulls, ids, gradient_bar).reshape(chunk.query.shape)
         return query_bar + queries_cotangent(
             chunk.query, chunk.keys, ids, pulls, score=key_write.score
@@ -308,4 +313,5 @@ def _by_chunks(of_chunk: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     def in_turn(*chunks: Any) -> jax.Array:
         return jax.lax.map(lambda chunk: of_chunk(*chunk), chunks)
 
+    # A CPU is bound by its cache, an accelerator by the number of launches.
     return by_platform(cpu=in_turn, default=jax.vmap(of_chunk))

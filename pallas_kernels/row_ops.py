@@ -61,10 +61,11 @@ def ops_of(kernel: Kernel) -> RowOps:
         back = functools.partial(exchange_back, sums=RowSums(read_and_dot, dot, add))
         return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=dot, add=add)
     # Imported here, because it is slow to import and other devices do not need it.
-    from pallas_kernels.mosaic_gpu import in_turn
+    from pallas_kernels.mosaic_gpu import sequential_vmap
 
     return RowOps(
-        batched=in_turn,  # Whole scans in turn: a table is laid out once for all of its chunks.
+        # Whole scans one after the other: a table is laid out once for all of its chunks.
+        batched=sequential_vmap,
         new_log=_new_log_on_gpu,
         runs=module_of("slot_add", kernel).runs_of,
         exchange=_exchange_on_gpu,

@@ -250,7 +250,7 @@ class AbstractChunkRule(AbstractRule):
         """
         return write_whole(self.write, memory, blocks)
 
-    def adopt(self, memory: Memory) -> Memory:
+    def convert_memory(self, memory: Memory) -> Memory:
         """Memories that a rule of the same sizes has written, as this one keeps them.
 
         What a rule keeps beside its fast weights begins anew.

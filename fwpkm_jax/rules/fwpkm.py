@@ -333,13 +333,13 @@ class FwPKM(AbstractChunkRule):
         sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
         return self.run(memory, sequence, chunk_size=chunk.write_weight.shape[0]).memory
 
-    def adopt(self, memory: Any) -> FwPKMMemory:
+    def convert_memory(self, memory: Any) -> FwPKMMemory:
         if isinstance(memory, FwPKMMemory):
             memory = memory._replace(history=None)
             if self.retention is not None:
                 begin = functools.partial(init_history, self.retention)
                 memory = memory._replace(history=jax.vmap(begin)(memory.keys, memory.values))
-        return super().adopt(memory)
+        return super().convert_memory(memory)
 
     def overlay(self, memory: FwPKMMemory, base: FwPKMMemory, *, capacity: int) -> FwPKMMemory:
         if not self.splits:
@@ -441,7 +441,7 @@ def _history(rule: FwPKM, memory: FwPKMMemory) -> SlotHistory:
     if memory.history is None:
         raise ValueError(
             f"This memory has no history of its slots, which {rule.retention} needs; start it "
-            "with `init` of this rule, or give it one by `adopt`."
+            "with `init` of this rule, or give it one by `convert_memory`."
         )
     return memory.history
 

@@ -26,7 +26,7 @@ With defaults that a rule may override:
     and `slot_weights`, its memory the field `values`: of zeros, reads are zeros.
   write(memory, chunk), write_blocks(memory, blocks): writes without reads, for streams.
   overlay(memory, base): memories that share a base, for a rule that writes few of its numbers.
-  idle_size: fast weights that one token does not use, for counts of active parameters.
+  inactive_parameters: fast weights that one token does not use, for counts of active parameters.
   long_writes: whether a write may take a whole text as its chunk.
 
 What a step reports is a NamedTuple of scalars, the rule's own `Info`. The names of its fields
@@ -208,7 +208,7 @@ class AbstractRule(abc.ABC):
         return None
 
     @property
-    def idle_size(self) -> int:
+    def inactive_parameters(self) -> int:
         """How many numbers of the memory a single token does not use."""
         return 0
 

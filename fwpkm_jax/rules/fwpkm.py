@@ -188,7 +188,7 @@ class FwPKM(AbstractChunkRule):
         return self.num_subkeys**2
 
     @property
-    def idle_size(self) -> int:
+    def inactive_parameters(self) -> int:
         return self.value_dim * (self.num_slots - self.num_heads * self.top_k)
 
     @classmethod

@@ -200,7 +200,7 @@ class Partition:
         Raises:
           ValueError: the rule's memory cannot be shared by devices as this mesh asks.
         """
-        if rule.splits:
+        if rule.supports_sharding:
             return self.memory_axes()
         if self.memory != "independent":
             raise ValueError(

@@ -248,7 +248,7 @@ class FwPKM(AbstractChunkRule):
         return map_own(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
 
     @property
-    def splits(self) -> bool:
+    def supports_sharding(self) -> bool:
         return self.two_phase and self.retention is None and self.inner_steps == 1
 
     @property
@@ -277,7 +277,7 @@ class FwPKM(AbstractChunkRule):
         On a Hopper GPU or a TPU the kernels that `pallas_kernels` chooses find sub-keys, move the
         keys and read and write the values; plain XLA elsewhere.
         """
-        if not self.two_phase or (axes is not None and not self.splits):
+        if not self.two_phase or (axes is not None and not self.supports_sharding):
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
         check_chunk_size(sequence, chunk_size)
         _, batch, length = sequence.counted.shape
@@ -342,7 +342,7 @@ class FwPKM(AbstractChunkRule):
         return super().convert_memory(memory)
 
     def overlay(self, memory: FwPKMMemory, base: FwPKMMemory, *, capacity: int) -> FwPKMMemory:
-        if not self.splits:
+        if not self.supports_sharding:
             raise ValueError(
                 f"key_loss={self.key_loss!r}, write_clip={self.write_clip}, "
                 f"weight_decay={self.weight_decay}, retention={self.retention} and "
@@ -355,7 +355,7 @@ class FwPKM(AbstractChunkRule):
         return FwPKMMemory(memory.keys, overlays_of(memory.values, base.values, capacity=capacity))
 
     def write_blocks(self, memory: FwPKMMemory, blocks: ChunkBlocks) -> FwPKMMemory:
-        if not self.splits:
+        if not self.supports_sharding:
             return super().write_blocks(memory, blocks)
         block, dtype = blocks.block, memory.values.dtype
         keys, values = write_in_blocks(

@@ -150,7 +150,7 @@ class AbstractRule(abc.ABC):
         return False
 
     @property
-    def narrow_queries(self) -> bool:
+    def keeps_bfloat16_queries(self) -> bool:
         """Whether `run_groups` takes queries in bfloat16 beside other signals in float32.
 
         A layer then leaves queries so that it projects in bfloat16 and does not normalise; the

@@ -252,7 +252,7 @@ class FwPKM(AbstractChunkRule):
         return self.two_phase and self.retention is None and self.inner_steps == 1
 
     @property
-    def narrow_queries(self) -> bool:
+    def keeps_bfloat16_queries(self) -> bool:
         return self.two_phase and self.retention is None
 
     def memory_specs(
@@ -283,7 +283,7 @@ class FwPKM(AbstractChunkRule):
         _, batch, length = sequence.counted.shape
         # From here on all arrays are `[groups, chunks, tokens, ...]`, until `from_chunks`.
         chunks = cast(to_chunks(sequence, chunk_size), memory.values.dtype)
-        if self.narrow_queries and sequence.query.dtype == jnp.bfloat16:
+        if self.keeps_bfloat16_queries and sequence.query.dtype == jnp.bfloat16:
             chunks = chunks._replace(query=to_chunks(sequence.query, chunk_size))
         joined = None
         if self.retention is not None and (stored := _history(self, memory).replayed) is not None:

@@ -48,7 +48,7 @@ def put_shared(tree: Any, shared: Sequence[Shared]) -> Any:
     return jax.tree.map(lambda x: next(back) if is_taken_out(x) else x, tree, is_leaf=is_taken_out)
 
 
-def map_own(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+def map_unshared(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """`jax.tree.map` that leaves what groups share as it stands in the last tree."""
     return jax.tree.map(
         lambda *x: x[-1] if isinstance(x[-1], Shared) else function(*x),
@@ -296,8 +296,8 @@ def map_memories(function: Callable[..., Any], memory: Memory, *args: Any) -> An
     if not shared:
         return map_groups(function, memory, *args)
     if jax.tree.leaves(take_shared(memory)[0])[0].shape[0] == 1:
-        squeezed = map_own(lambda x: x[0], (memory, *args))
-        return map_own(lambda x: x[None], function(*squeezed))
+        squeezed = map_unshared(lambda x: x[0], (memory, *args))
+        return map_unshared(lambda x: x[None], function(*squeezed))
     # What is shared comes back from outside: as a result of vmap it would be copied per group.
     axes = jax.tree.map(lambda x: None if _is_shared(x) else 0, (memory, *args), is_leaf=_is_shared)
     return put_shared(jax.vmap(own_part, in_axes=axes)(memory, *args), shared)

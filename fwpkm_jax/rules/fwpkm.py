@@ -25,7 +25,7 @@ from fwpkm_jax.core.chunks import (
     check_chunk_size,
     from_chunks,
     map_groups,
-    map_own,
+    map_unshared,
     to_chunks,
 )
 from fwpkm_jax.core.slots.keys.addressing import (
@@ -244,8 +244,8 @@ class FwPKM(AbstractChunkRule):
             return super().run(memory, sequence, chunk_size=chunk_size)
         check_run(self, memory, sequence)
         # A group of one, which `map_groups` runs without vmap.
-        one = map_own(lambda x: x[None], (memory, sequence))
-        return map_own(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
+        one = map_unshared(lambda x: x[None], (memory, sequence))
+        return map_unshared(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
 
     @property
     def supports_sharding(self) -> bool:

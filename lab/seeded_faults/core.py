@@ -350,6 +350,6 @@ FAULTS = (
         "parts of a sequence: the edge has what came before the sequence",
         "is_sent = jnp.arange(width) >= width - known",
         "is_sent = jnp.arange(width) > width - known",
-        ("tests/core/test_edges.py",),
+        ("tests/core/test_halo.py",),
     ),
 )

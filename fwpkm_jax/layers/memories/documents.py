@@ -17,7 +17,7 @@ from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.chunks import AnyChunk, Memory, map_memories
 from fwpkm_jax.core.documents import document_numbers, document_positions, same_document
 from fwpkm_jax.core.sequence.axis import SequenceAxis, places_of_part
-from fwpkm_jax.core.sequence.edges import tokens_before
+from fwpkm_jax.core.sequence.halo import halo_exchange
 from fwpkm_jax.core.sequence.in_turn import state_in_turn
 from fwpkm_jax.core.streams.documents import in_documents
 from fwpkm_jax.core.streams.streaming import Signals, read_sequences
@@ -169,7 +169,7 @@ def _read_part(
     open_tokens = jnp.where((count > 0) & ~starts[:, 0], positions[:, 0] % chunk_size, 0)
     edge = chunk_size - 1
     none = jax.tree.map(lambda x: jnp.zeros((x.shape[0], edge, *x.shape[2:]), x.dtype), tokens)
-    before = tokens_before(tokens, none, axis=axis)
+    before = halo_exchange(tokens, none, axis=axis)
     tokens = jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), before, tokens)
     # The open chunk's tokens come first.
     tokens = _moved(tokens, edge - open_tokens, length + edge)

@@ -15,7 +15,7 @@ from fwpkm_jax.core.chunks import (
     uncut,
 )
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.sequence.in_turn import state_in_turn
+from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.core.slots.options.devices import MemoryAxes
 from fwpkm_jax.core.streams.streaming import read_sequences
 from fwpkm_jax.layers.memories.checks import check_no_overlay, check_parts
@@ -131,7 +131,7 @@ def run_parts(
 
     A table that devices share by columns or slots is written by all of them at the same time: they
     exchange tokens, so that each has an equal share of every chunk. A memory that cannot be split
-    goes from device to device instead (`core.sequence.in_turn`), and each device has the whole of
+    goes from device to device instead (`core.sequence.sequential`), and each device has the whole of
     it afterwards.
 
     Args:
@@ -157,6 +157,6 @@ def run_parts(
     def write(memory: Memory, part: AnyChunk) -> Any:
         return rule.run_groups(memory, part, chunk_size=chunk_size).memory
 
-    before = state_in_turn(write, memory, sequence, axis=along)
+    before = sequential_pass(write, memory, sequence, axis=along)
     out = rule.run_groups(before, sequence, chunk_size=chunk_size)
     return out._replace(memory=along.from_last(out.memory))

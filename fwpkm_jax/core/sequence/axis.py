@@ -81,7 +81,7 @@ class SequenceAxis:
         return jax.tree.map(send, tree)
 
 
-class Places(NamedTuple):
+class Positions(NamedTuple):
     """Where the tokens of a part stand in their sequence.
 
     Attributes:
@@ -93,14 +93,14 @@ class Places(NamedTuple):
     numbers: Int[Array, "batch length"] | None
 
 
-def places_of_part(
+def positions_of_part(
     starts: Bool[Array, "batch length"] | None,
     *,
     axis: SequenceAxis,
     shape: tuple[int, ...],
     first: Int[Array, " batch"] | None = None,
     mask: TokenMask | None = None,
-) -> Places:
+) -> Positions:
     """Positions and document numbers of this device's tokens, counted over the whole sequence.
 
     Devices exchange two numbers per sequence, and one more with a mask.
@@ -122,8 +122,10 @@ def places_of_part(
         place = before[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - real
     going_on = place if first is None else place + first[:, None]
 
-    def of(positions: jax.Array, numbers: jax.Array | None) -> Places:
-        return Places(positions if mask is None else jnp.where(mask != 0, positions, -1), numbers)
+    def of(positions: jax.Array, numbers: jax.Array | None) -> Positions:
+        return Positions(
+            positions if mask is None else jnp.where(mask != 0, positions, -1), numbers
+        )
 
     if starts is None:
         return of(going_on, None)

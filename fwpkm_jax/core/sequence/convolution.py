@@ -5,7 +5,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import last_rows
-from fwpkm_jax.core.sequence.axis import SequenceAxis, places_of_part
+from fwpkm_jax.core.sequence.axis import SequenceAxis, positions_of_part
 from fwpkm_jax.core.sequence.halo import halo_exchange
 
 
@@ -83,7 +83,7 @@ def inputs_before(
     """
     if starts is None:
         return halo_exchange(x, first, axis=axis, counts=counts)
-    numbers = places_of_part(starts, axis=axis, shape=starts.shape).numbers
+    numbers = positions_of_part(starts, axis=axis, shape=starts.shape).numbers
     assert numbers is not None, "starts give numbers"
     no_document = jnp.zeros(first.shape[:2], numbers.dtype)
     inputs, numbers = halo_exchange((x, numbers), (first, no_document), axis=axis, counts=counts)

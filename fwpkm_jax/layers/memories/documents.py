@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.chunks import AnyChunk, Memory, map_memories
 from fwpkm_jax.core.documents import document_numbers, document_positions, same_document
-from fwpkm_jax.core.sequence.axis import SequenceAxis, places_of_part
+from fwpkm_jax.core.sequence.axis import SequenceAxis, positions_of_part
 from fwpkm_jax.core.sequence.halo import halo_exchange
 from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.core.streams.documents import in_documents
@@ -132,7 +132,7 @@ def _places(
     if axis is None:
         positions = document_positions(starts)
     else:
-        positions = places_of_part(starts, axis=axis, shape=starts.shape).positions
+        positions = positions_of_part(starts, axis=axis, shape=starts.shape).positions
     units = document_numbers(starts | (positions % chunk_size == 0))
     if axis is not None:
         units = units + axis.sum_before(units[:, -1])[:, None]

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.attention.softmax import Persistent, attend_causally
 from fwpkm_jax.core.padding import last_rows
-from fwpkm_jax.core.sequence.axis import Places, SequenceAxis
+from fwpkm_jax.core.sequence.axis import Positions, SequenceAxis
 from fwpkm_jax.core.sequence.halo import halo_exchange
 
 
@@ -87,7 +87,7 @@ def _behind(
 def cache_before_shard(
     key: Float[Array, "batch length kv_heads head"],
     value: Float[Array, "batch length kv_heads head"],
-    at: Places,
+    at: Positions,
     *,
     axis: SequenceAxis,
     cache: AttentionCache,

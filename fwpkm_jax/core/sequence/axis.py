@@ -36,7 +36,7 @@ class SequenceAxis:
         pairs = [(source, (source + 1) % self.size) for source in range(self.size)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.name, pairs), tree)
 
-    def deal_chunks(self, x: jax.Array, chunk_size: int, *, dim: int) -> jax.Array:
+    def interleave_chunks(self, x: jax.Array, chunk_size: int, *, dim: int) -> jax.Array:
         """An equal share of each chunk of the whole sequence, in place of whole chunks.
 
         A device sends all of its tokens but the share that it keeps.
@@ -56,7 +56,7 @@ class SequenceAxis:
         return dealt.reshape(x.shape)
 
     def collect_chunks(self, x: jax.Array, chunk_size: int, *, dim: int) -> jax.Array:
-        """The inverse of `deal_chunks`."""
+        """The inverse of `interleave_chunks`."""
         share = chunk_size // self.size
         shares = x.reshape(*x.shape[:dim], -1, share, *x.shape[dim + 1 :])
         whole = jax.lax.all_to_all(

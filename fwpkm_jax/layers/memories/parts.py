@@ -146,9 +146,11 @@ def run_parts(
         return rule.run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
     if axes is not None:
         sequence = uncut(sequence, chunk_size)
-        dealt = jax.tree.map(lambda x: along.deal_chunks(x, chunk_size, dim=2), sequence)
+        interleaved = jax.tree.map(
+            lambda x: along.interleave_chunks(x, chunk_size, dim=2), sequence
+        )
         share = chunk_size // along.size
-        out = rule.run_groups(memory, dealt, chunk_size=share, axes=axes)
+        out = rule.run_groups(memory, interleaved, chunk_size=share, axes=axes)
         output, access = jax.tree.map(
             lambda x: along.collect_chunks(x, chunk_size, dim=2), (out.output, out.access)
         )

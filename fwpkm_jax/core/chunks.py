@@ -69,7 +69,7 @@ def _is_shared(x: Any) -> bool:
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class Cut:
+class ChunkSizeTag:
     """The chunk size that a sequence was made for: static, part of the pytree's structure."""
 
     chunk_size: int
@@ -97,7 +97,7 @@ class Chunk(NamedTuple):
     write_weight: jax.Array
     paired: jax.Array
     counted: jax.Array
-    cut: Cut | None = None
+    cut: ChunkSizeTag | None = None
 
 
 def cast(tree: T, dtype: DTypeLike) -> T:
@@ -192,7 +192,7 @@ def cut_chunks(sequence: T, chunk_size: int) -> tuple[T | None, T | None]:
       ValueError: `chunk_size` is below 1 or not the one that the sequence was made for, or the
         sequence is empty.
     """
-    sequence = uncut(sequence, chunk_size)
+    sequence = strip_chunk_size(sequence, chunk_size)
     length = jax.tree.leaves(sequence)[0].shape[1]
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} must be at least 1.")
@@ -220,7 +220,7 @@ def check_chunk_size(sequence: Any, chunk_size: int) -> None:
         )
 
 
-def uncut(sequence: T, chunk_size: int) -> T:
+def strip_chunk_size(sequence: T, chunk_size: int) -> T:
     """The sequence without its `cut`, once `check_chunk_size` lets it pass."""
     check_chunk_size(sequence, chunk_size)
     made: Any = sequence

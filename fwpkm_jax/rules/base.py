@@ -48,7 +48,7 @@ from fwpkm_jax.core.checks import check_arrays, check_tree
 from fwpkm_jax.core.chunks import (
     AnyChunk,
     Chunk,
-    Cut,
+    ChunkSizeTag,
     Memory,
     RunOutput,
     StepOutput,
@@ -129,7 +129,11 @@ class AbstractRule(abc.ABC):
         gate = jnp.ones(value.shape[:2], value.dtype) if gate is None else gate
         weights = pairing(gate, mask, chunk_size=chunk_size, lookahead=self.lookahead)
         sequence: Any = self.chunk(query, self.targets(value), weights)
-        return sequence._replace(cut=Cut(chunk_size)) if "cut" in sequence._fields else sequence
+        return (
+            sequence._replace(cut=ChunkSizeTag(chunk_size))
+            if "cut" in sequence._fields
+            else sequence
+        )
 
     def run(self, memory: Memory, sequence: AnyChunk, *, chunk_size: int) -> RunOutput:
         """Reads and writes whole sequences, leaves `[batch, length, ...]`.

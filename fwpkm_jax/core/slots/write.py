@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenWeights, ValueTable
-from fwpkm_jax.core.chunks import Cut
+from fwpkm_jax.core.chunks import ChunkSizeTag
 from fwpkm_jax.core.slots.keys.addressing import Address, Score, SubKeyChoice, split_halves
 from fwpkm_jax.core.slots.keys.sums import add_to_sub_keys, sub_key_totals
 
@@ -58,7 +58,7 @@ class SlotChunk(NamedTuple):
     counted: jax.Array
     addressed: jax.Array
     factor: jax.Array | None = None
-    cut: Cut | None = None
+    cut: ChunkSizeTag | None = None
 
     @property
     def error_weight(self) -> jax.Array:

@@ -12,7 +12,7 @@ from fwpkm_jax.core.chunks import (
     RunOutput,
     merge_groups,
     split_groups,
-    uncut,
+    strip_chunk_size,
 )
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.sequential import sequential_pass
@@ -145,7 +145,7 @@ def run_parts(
     if along is None:
         return rule.run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
     if axes is not None:
-        sequence = uncut(sequence, chunk_size)
+        sequence = strip_chunk_size(sequence, chunk_size)
         interleaved = jax.tree.map(
             lambda x: along.interleave_chunks(x, chunk_size, dim=2), sequence
         )

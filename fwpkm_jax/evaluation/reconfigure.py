@@ -32,7 +32,8 @@ def with_rule(
 
     Args:
       model: its memory layers get the rule.
-      memory: of the model's memory layers, leaves `[groups, ...]`; see `AbstractChunkRule.convert_memory`.
+      memory: of the model's memory layers, leaves `[groups, ...]`; see
+        `AbstractChunkRule.convert_memory`.
       rule: of the same sizes as the model's own.
 
     Raises:

@@ -116,7 +116,7 @@ class Partition:
         return self.constrain(x, BATCH)
 
     def split_groups(self, x: jax.Array, groups: int) -> jax.Array:
-        """`[batch, ...]` from `interleave` to `[groups, batch // groups, ...]`, without communication."""
+        """From `interleave` to `[groups, batch // groups, ...]`, without communication."""
         parts, memories, devices = self._grid(groups)
         return split_groups(_swap(x, parts, devices, memories), groups)
 

@@ -21,7 +21,8 @@ With defaults that a rule may override:
     `chunk`, with the fields of `Chunk` first, and may take further arguments in `sequence`.
   run(memory, sequence, chunk_size): whole sequences; the default scans `step`.
   run_groups: the same for several memories.
-  supports_sharding, memory_specs(memory): whether and how devices share one memory; by default they do not.
+  supports_sharding, memory_specs(memory): whether and how devices share one memory; by default
+    they do not.
   num_slots, address(memory, query): for a memory of slots. Its `access` has the fields `slot_ids`
     and `slot_weights`, its memory the field `values`: of zeros, reads are zeros.
   write(memory, chunk), write_blocks(memory, blocks): writes without reads, for streams.

@@ -131,8 +131,8 @@ def run_parts(
 
     A table that devices share by columns or slots is written by all of them at the same time: they
     exchange tokens, so that each has an equal share of every chunk. A memory that cannot be split
-    goes from device to device instead (`core.sequence.sequential`), and each device has the whole of
-    it afterwards.
+    goes from device to device instead (`core.sequence.sequential`), and each device has the whole
+    of it afterwards.
 
     Args:
       rule: of one memory.

@@ -314,8 +314,8 @@ class AbstractMixer(nnx.Module):
         """`mix` with the arguments that are not None; in turn if it does not take the `axis`.
 
         In turn, devices wait for the cache of the device before, see
-        `core.sequence.sequential.sequential_pass`. That is right for every mixer whose streams equal
-        whole sequences.
+        `core.sequence.sequential.sequential_pass`. That is right for every mixer whose streams
+        equal whole sequences.
 
         Args:
           x: this device's tokens, as many as the others'.

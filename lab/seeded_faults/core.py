@@ -53,8 +53,8 @@ FAULTS = (
     ),
     Fault(
         "addressing gradient: half the slope of inverse distances",
-        'return 2.0 * pulls * jnp.exp(scores) if score == "idw" else pulls',
-        'return pulls * jnp.exp(scores) if score == "idw" else pulls',
+        'return 2.0 * coefficients * jnp.exp(scores) if score == "idw" else coefficients',
+        'return coefficients * jnp.exp(scores) if score == "idw" else coefficients',
         ("tests/core/slots/test_addressing.py",),
     ),
     Fault(

@@ -251,7 +251,7 @@ def of_chosen_by_head(
     return of_sub_keys[head, jnp.arange(2)[:, None], sub_key_ids]
 
 
-def addressing_pulls(
+def addressing_coefficients(
     scores: Float[Array, "tokens heads 2 top_k"],
     slopes: Float[Array, "tokens heads 2 top_k"],
     token_weights: TokenWeights,
@@ -271,9 +271,9 @@ def addressing_pulls(
     # The softmax moves a share only against the mean of the others.
     centred = slopes - _sum_of_places(probabilities * slopes)
     weights = token_weights[:, None, None, None] / _weight(usage)
-    pulls = weights * probabilities * centred  # dL / dscore
+    coefficients = weights * probabilities * centred  # dL / dscore
     # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
-    return 2.0 * pulls * jnp.exp(scores) if score == "idw" else pulls
+    return 2.0 * coefficients * jnp.exp(scores) if score == "idw" else coefficients
 
 
 def addressing_gradient(
@@ -304,16 +304,16 @@ def addressing_gradient(
     if usage is None:
         usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
     slopes = of_chosen(usage_slopes(usage), address.sub_key_ids)
-    coefficients = addressing_pulls(
+    coefficients = addressing_coefficients(
         address.sub_key_scores, slopes, token_weights, usage, score=score
     )
     halves = split_halves(queries)
-    pulls = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
+    gradient = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
     if score == "dot":
-        return pulls
+        return gradient
     # sum c (q - k) = sum c q - (sum c) k: no difference is formed for each token.
     totals = sub_key_totals(coefficients, address.sub_key_ids, num_subkeys)
-    return pulls - totals[..., None] * keys
+    return gradient - totals[..., None] * keys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,6 +104,7 @@ def join_stored(stored: ReplayedTokens, chunks: SlotChunk) -> JoinedTokens:
 
     # The store of a chunk does not have its own tokens: `step` gives what was there before.
     stored, before = map_groups(functools.partial(jax.lax.scan, step), stored, chunks)
+    chunks = chunks._replace(cut=None)  # Joined chunks are longer.
     if chunks.factor is not None:
         before = before._replace(factor=jnp.ones_like(before.counted))
     tokens, first = jax.tree.map(

@@ -11,6 +11,7 @@ from fwpkm_jax.core.slots.values.exchange import (
     Exchange,
     ExchangeBack,
     RowOps,
+    RowSums,
     exchange_back,
     logged_rows,
     of_chunk,
@@ -57,7 +58,7 @@ def ops_of(kernel: Kernel) -> RowOps:
         return add_with_log(values, groups, coefficients, rows, with_old_rows=False)[0]
 
     if kernel == "tpu":
-        back = functools.partial(exchange_back, read_and_dot=read_and_dot, dot=dot, add=add)
+        back = functools.partial(exchange_back, sums=RowSums(read_and_dot, dot, add))
         return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=dot, add=add)
     # Imported here, because it is slow to import and other devices do not need it.
     from pallas_kernels.mosaic_gpu import sequential_vmap
@@ -197,7 +198,7 @@ def exchange_errors(spec: Any, kernel: Kernel) -> dict[str, float]:
     @functools.partial(jax.jit, static_argnums=0)
     def results(ops: RowOps, values: jax.Array, rows: ChunkRows) -> tuple[Any, ...]:
         def scan(rows: ChunkRows) -> tuple[jax.Array, jax.Array]:
-            out = value_scan(values, slot_ids, rows, groups, PLAIN, ops)
+            out: Any = value_scan(values, slot_ids, rows, groups, PLAIN, ops)
             return out.output, out.values
 
         read, back, written = jax.vjp(scan, rows, has_aux=True)

@@ -298,7 +298,10 @@ def attend_causally(
         attend = blockwise_attention
     elif length > _WHOLE_LENGTH:
         attend = partial(query_block_attention, block=_WHOLE_LENGTH // 2)
-    key, value, key_positions = in_front(persistent, key, value, key_positions)
+    num_persistent = 0
+    if persistent is not None:
+        key, value, key_positions = in_front(persistent, key, value, key_positions)
+        num_persistent = persistent.key.shape[0]
     before = ((0, 0), (key.shape[1] - length, 0))
     return attend(
         query,
@@ -307,7 +310,7 @@ def attend_causally(
         query_positions=positions,
         key_positions=key_positions,
         window=window,
-        num_persistent=0 if persistent is None else persistent.key.shape[0],
+        num_persistent=num_persistent,
         query_documents=documents,
         key_documents=None if documents is None else jnp.pad(documents, before),
     )

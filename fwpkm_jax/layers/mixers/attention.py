@@ -253,22 +253,15 @@ class Attention(AbstractMixer):
         Raises:
           ValueError: persistent tokens, or tokens before each document, for full attention.
         """
-        shape, first = x.shape[:2], None if cache is None else cache.next_position
         if axis is not None:
-            at = places_of_part(starts, axis=axis, shape=shape, first=first, mask=mask)
-            query, key, value, gate = self.project(x, at.positions)
-            output, cache = attend_shard(
-                *(query, key, value, at),
-                axis=axis,
-                window=self.config.window,
-                cache=cache,
-                mask=mask,
-            )
-            return self.gated(output, gate), cache
+            return self._mix_shard(x, axis, mask, starts, cache)
         packing = None if mask is None else pack_tokens(mask)
-        read = 0 if before is None else before.number
         positions, documents = token_positions(
-            starts, packing, shape=shape, first=first, begin=read
+            starts,
+            packing,
+            shape=x.shape[:2],
+            first=None if cache is None else cache.next_position,
+            begin=0 if before is None else before.number,
         )
         query, key, value, gate = self.project(pack(x, packing), positions)
         in_front = None if persistent is None else self._persistent(persistent)
@@ -281,12 +274,25 @@ class Attention(AbstractMixer):
             output = ring_attention(query, key, value, cache, **new)
             cache = put_in_ring(cache, key, value, after=output, **new)
         else:
-            counts = None if packing is None else packing.counts
-            fresh = None if before is None else before.cache
             output, cache = attend_window(
-                query, key, value, positions, cache, counts, in_front, documents, fresh
+                *(query, key, value, positions, cache),
+                counts=None if packing is None else packing.counts,
+                persistent=in_front,
+                documents=documents,
+                fresh=None if before is None else before.cache,
             )
         return unpack(self.gated(output, gate), packing), cache
+
+    def _mix_shard(
+        self, x: jax.Array, axis: SequenceAxis, mask: Mask, starts: Starts, cache: Cache | None
+    ) -> tuple[jax.Array, Cache | None]:
+        """`mix` of this device's shard of each sequence."""
+        first = None if cache is None else cache.next_position
+        at = places_of_part(starts, axis=axis, shape=x.shape[:2], first=first, mask=mask)
+        query, key, value, gate = self.project(x, at.positions)
+        options: dict[str, Any] = {"window": self.config.window, "cache": cache, "mask": mask}
+        output, cache = attend_shard(query, key, value, at, axis=axis, **options)
+        return self.gated(output, gate), cache
 
     def gated(
         self, attended: Float[Array, "batch length heads head"], gate: jax.Array | None

@@ -16,7 +16,6 @@ default:
 | `AbstractMixerConfig.receptive_field` | every earlier token |
 | `AbstractMixerConfig.in_window` | no attention that a training step could limit |
 | `AbstractMixerConfig.mixer_memory` | no fast weights written in chunks of the mixer's own |
-| `AbstractMixerConfig.extra_products` | one multiplication per parameter and token |
 | `AbstractMixer.output_map` | no linear map of its own into the residual stream |
 | `AbstractMixer.mix_over_devices` | each device runs `mix` on its sequences or its shards of them |
 | `AbstractMixer.capacity` | the cache's size does not depend on the stream's length |
@@ -131,16 +130,6 @@ class AbstractMixerConfig(abc.ABC):
     def mixer_memory(self) -> MixerMemory | None:
         """The mixer's own chunk-wise memory, which evaluations cannot write or carry on."""
         return None
-
-    def extra_products(self, model_dim: int, length: int) -> float:
-        """Multiplications of a token in a forward pass beyond one for each parameter.
-
-        Args:
-          model_dim: width of input and output.
-          length: tokens of a sequence.
-        """
-        del model_dim, length
-        return 0.0
 
 
 class AbstractMixer(nnx.Module):

@@ -90,23 +90,6 @@ class LaCTConfig(AbstractMixerConfig):
     def mixer_memory(self) -> MixerMemory:
         return MixerMemory("LaCT", self.chunk_size)
 
-    def extra_products(self, model_dim: int, length: int) -> float:
-        """The fast networks' products: a token passes 3 matrices to be read and 6 to be written.
-
-        The count of parameters includes the initial gate and up matrices, whole or as factors. A
-        token multiplies by those of its sequence instead, so the initial ones are subtracted. The
-        last chunk of a sequence is never written.
-        """
-        width = model_dim // self.num_fast_heads
-        matrix = self.num_fast_heads * width * self.hidden_dim
-        starts = 2 * matrix
-        if self.low_rank is not None:
-            starts = 2 * self.num_fast_heads * self.low_rank * (width + self.hidden_dim)
-        written = (length - 1) // self.chunk_size * self.chunk_size / length
-        # Reads pass gate, up and down; writes take two gradient products for each.
-        products = (3 + 6 * written) * matrix
-        return products - matrix - starts
-
 
 register_mixer("lact", lambda model: model.lact)
 

@@ -120,6 +120,7 @@ def masked_attention(
     query = query.reshape(batch, queries, kv_heads, heads // kv_heads, head)
     scores = jnp.einsum("bqhrd,bkhd->bhrqk", query, key, preferred_element_type=dtype)
     at, key_at = query_positions[:, :, None], key_positions[:, None, :]
+    # Causality by position, so that caches and padding need no masks of their own.
     seen = (key_at >= 0) & (key_at <= at)
     if window is not None:
         seen &= key_at > at - window
@@ -194,6 +195,7 @@ def cudnn_attention(
       positions: 0, 1, 2, ... for real tokens, which come first; -1 behind them.
       window: as in `masked_attention`.
     """
+    # cuDNN counts the tokens to the left, without the query's own.
     local = None if window is None else (window - 1, 0)
     output = jax.nn.dot_product_attention(
         query, key, value, is_causal=True, local_window_size=local, implementation="cudnn"

@@ -180,6 +180,7 @@ class Attention(AbstractMixer):
     ):
         """Args: `dtype` of activations, None for the input's; parameters are float32."""
         check_rngs(rngs)
+        # Kernels lie with their heads, so that devices along `model` have whole heads.
         options: dict[str, Any] = {"init_std": init_std, "use_bias": config.bias, "dtype": dtype}
         linear = functools.partial(linear_map, **options, rngs=rngs)
         self.config = config
@@ -209,6 +210,7 @@ class Attention(AbstractMixer):
         """
         capacity = max_length if self.config.window is None else self.config.window
         shape = (batch, capacity, self.config.num_kv_heads, self.config.head_dim)
+        # Full attention writes its long cache in place; a window's is copied at every call.
         kind = RingCache if self.config.window is None else AttentionCache
         return kind(
             keys=jnp.zeros(shape, dtype),
@@ -352,6 +354,7 @@ class Attention(AbstractMixer):
 
     def _persistent(self, tokens: jax.Array) -> Persistent:
         self._check_window()
+        # They stand right before position 0, whatever the document.
         positions = jnp.arange(-tokens.shape[0], 0, dtype=jnp.int32)[None]
         projected = self.project(tokens[None], positions)
         return Persistent(projected.key[0], projected.value[0])
@@ -398,6 +401,7 @@ class Attention(AbstractMixer):
         """Heads `[batch, length, heads, head]`, normed one by one or together."""
         if norm is None:
             return x
+        # OLMo norms all heads together, Qwen each head alone.
         if self.config.qk_norm == "head":
             return norm(x)
         return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)

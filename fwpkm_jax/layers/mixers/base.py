@@ -209,8 +209,10 @@ class AbstractMixer(nnx.Module):
         if mask is None:
             return self.mix_over_devices(x, partition, starts=starts, cache=cache)
         if partition.sequence is not None:
+            # A start at padding would be lost with it; the next real token takes it over.
             starts = None if starts is None else starts_at_real(starts, mask)
             real = mask.astype(bool)[:, :, None]
+            # NaN at padding would spread through sums that a weight of 0 does not stop.
             x = jnp.where(real, x, 0)
             given = {"mask": mask, "starts": starts, "cache": cache}
             y, cache = self.mix_over_devices(x, partition, **given)
@@ -316,6 +318,7 @@ class AbstractMixer(nnx.Module):
           This shard's output, and on every device the cache after the last one, None if none was
           given.
         """
+        # A mixer of another package need not know of shards.
         if axis is not None and not self._mix_takes("axis"):
             return self.mix_in_turn(x, axis=axis, cache=cache, **given)
         given |= {"axis": axis}
@@ -334,6 +337,7 @@ class AbstractMixer(nnx.Module):
             return self.mix_shard(**inputs, cache=cache)
 
         inputs = {"x": x} | given
+        # The states go round first; then every device computes its outputs at the same time.
         before = state_in_turn(lambda *of: mix(*of)[1], before, inputs, axis=axis)
         output, end = mix(before, inputs)
         return output, None if cache is None else axis.from_last(end)
@@ -359,6 +363,7 @@ class AbstractMixer(nnx.Module):
 
     def reset_cache(self, cache: Any) -> Any:
         """The cache before the first token, of the same size and dtypes as `cache`."""
+        # A mixer without a state has an empty cache, which needs no batch size.
         leaves = jax.tree.leaves(cache)
         if not leaves:
             return cache

@@ -184,6 +184,7 @@ class TitansMAL(AbstractMixer):
         if before is not None:
             of_attention, of_memory = (ReadBefore(own, before.number) for own in before.cache)
         given: dict[str, Any] = {"mask": mask, "starts": starts, "axis": axis}
+        # Attention reads what the memory made of the tokens, so the memory comes first.
         remembered, memory = self.memory.mix_shard(x, cache=memory, before=of_memory, **given)
         y, attention = self.attention.mix_shard(
             self.norm(remembered), cache=attention, before=of_attention, **given
@@ -236,6 +237,7 @@ class TitansMAG(AbstractMixer):
         if isinstance(self.memory, PersistentTokens):
             if axis is not None:
                 return self.mix_in_turn(x, axis=axis, cache=cache, mask=mask, starts=starts)
+            # The same learned tokens for both: attention sees them, the memory has read them.
             tokens = self.memory.tokens[...].astype(x.dtype)
         attention, memory = (None, None) if cache is None else cache
         given: dict[str, Any] = {"mask": mask, "starts": starts, "axis": axis}

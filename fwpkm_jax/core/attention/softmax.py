@@ -206,16 +206,17 @@ def cudnn_attention(
 
 def cudnn_refusal(query: jax.Array, persistent: Any = None, documents: Any = None) -> str | None:
     """Why cuDNN cannot attend with such queries and rows on this machine, or None."""
-    for name, given in {"persistent keys": persistent, "documents": documents}.items():
-        if given is not None:
-            return f"it takes no {name}"
-    if jax.default_backend() != "gpu":
-        return f"the device is a {jax.default_backend()}"
-    if query.dtype not in (jnp.bfloat16, jnp.float16):
-        return f"activations are {query.dtype}, not bfloat16 or float16"
-    if query.shape[-1] % 8 or query.shape[-1] > 128:
-        return f"heads of width {query.shape[-1]} are not a multiple of 8 up to 128"
-    return None
+    device, width = jax.default_backend(), query.shape[-1]
+    reasons = {
+        "it takes no persistent keys": persistent is not None,
+        "it takes no documents": documents is not None,
+        f"the device is a {device}": device != "gpu",
+        f"activations are {query.dtype}, not bfloat16 or float16": (
+            query.dtype not in (jnp.bfloat16, jnp.float16)
+        ),
+        f"heads of width {width} are not a multiple of 8 up to 128": width % 8 or width > 128,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def whole_sequence_attention(

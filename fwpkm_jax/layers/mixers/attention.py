@@ -265,7 +265,8 @@ class Attention(AbstractMixer):
             first=None if cache is None else cache.next_position,
             begin=0 if before is None else before.number,
         )
-        query, key, value, gate = self.project(pack(x, packing), positions)
+        x = x if packing is None else pack(x, packing)
+        query, key, value, gate = self.project(x, positions)
         in_front = None if persistent is None else self._persistent(persistent)
         if before is not None:
             in_front = self._in_window(before)
@@ -283,7 +284,8 @@ class Attention(AbstractMixer):
                 documents=documents,
                 fresh=None if before is None else before.cache,
             )
-        return unpack(self.gated(output, gate), packing), cache
+        y = self.gated(output, gate)
+        return y if packing is None else unpack(y, packing), cache
 
     def _mix_shard(
         self, x: jax.Array, axis: SequenceAxis, mask: Mask, starts: Starts, cache: Cache | None

@@ -20,6 +20,7 @@ from fwpkm_jax.config import (
     load_config,
     read_experiment,
 )
+from fwpkm_jax.config_json import UnknownNameError
 from fwpkm_jax.data import TextData
 from fwpkm_jax.layers.rotary import YarnConfig
 from fwpkm_jax.outside_files import OutsideFileError
@@ -269,10 +270,11 @@ def test_json_without_a_required_field_is_refused():
         from_json(values)
 
 
-def test_json_from_before_a_field_existed_takes_its_default():
+def test_json_from_before_a_field_existed_is_refused_by_the_fields_name():
     values = get_config().to_json()
     del values["optimizer"]["decay_steps"]
-    assert from_json(values) == get_config()
+    with pytest.raises(UnknownNameError, match=r"config.optimizer.decay_steps is missing\."):
+        from_json(values)
 
 
 def test_fingerprint_ignores_exactly_what_changes_no_number():

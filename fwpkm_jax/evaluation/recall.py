@@ -28,10 +28,9 @@ from fwpkm_jax.evaluation.readers.devices import (
     rows_on_devices,
 )
 from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, not_finite
-from fwpkm_jax.evaluation.record import Result
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.models.language_model import Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,13 +267,5 @@ RECALL = Evaluation(
     plot=views.plot,
     finding=views.finding,
     controls="the same questions with writing disabled, and guessing",
-    in_default_suite=True,
     one_stream=False,
 )
-
-
-def recall_accuracy(
-    model: LanguageModel, memory: Memory, *, config: RecallConfig, **inputs: Any
-) -> Result:
-    """Recall of stated facts, of a model in hand: see `Evaluation.of_model`."""
-    return RECALL.of_model(model, memory, config=config, **inputs)

@@ -33,11 +33,7 @@ from fwpkm_jax.training.checkpoints.restore import (
 )
 from fwpkm_jax.training.compiling import compile_answering
 from fwpkm_jax.training.micro_batches import Batch
-from fwpkm_jax.training.optimizer import (
-    describe_precision,
-    learning_rate_schedule,
-    make_optimizer,
-)
+from fwpkm_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from fwpkm_jax.training.random_window import RandomWindow, random_window
 from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.training.runs.processes import from_first
@@ -239,12 +235,6 @@ def restore_state(
         raise ValueError(
             f"training.steps={steps}, but {directory} has {step} steps done; raise training.steps "
             "or choose another --run_dir."
-        )
-    if restored.converted:
-        say(
-            f"Weights or moments of step {step} go from {' and '.join(restored.converted)}: "
-            f"optimizer.precision={setup.experiment.optimizer.precision} trains with "
-            f"{describe_precision(setup.experiment.optimizer)}."
         )
     if shapes.memory and not state.memory:
         say(f"The checkpoint of step {step} holds no memories; new ones are used.")

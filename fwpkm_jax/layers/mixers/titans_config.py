@@ -1,9 +1,8 @@
 """The configuration of a Titans memory."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from fwpkm_jax.added_fields import meant_before
 from fwpkm_jax.core.recurrence.decay_starts import DecayStart
 from fwpkm_jax.literals import check_above_0, check_least, check_literals
 from fwpkm_jax.rules.titans import TitansRule
@@ -66,9 +65,7 @@ class TitansConfig:
     """See `TitansRule`."""
     memory_init_std: float | None = None
     """`TitansRule.init_std`."""
-    ttt: Literal["published", "summed"] = field(
-        default="published", metadata=meant_before("summed")
-    )
+    ttt: Literal["published", "summed"] = "published"
     """The writes of `ttt_linear` and `ttt_mlp`. "published": as the authors' code, with the mean of
     a chunk's steps, a bias in the norm and its eps of 1e-6, the tanh form of GELU, first matrices
     of standard deviation 0.02, and for `ttt_mlp` a tenth of the rate. "summed": the steps are added

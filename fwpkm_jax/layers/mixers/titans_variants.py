@@ -89,19 +89,9 @@ def _register(name: str, variant: Variant) -> None:
 
 
 def _register_ttt(name: str, depth: int) -> None:
-    """TTT's network and writes, with the heads of `model.titans`."""
+    """TTT's network and writes as in the authors' code, with the heads of `model.titans`."""
 
     def build(model: Any) -> TitansMixerConfig:
-        published: dict[str, Any] = {}
-        if model.titans.ttt == "published":
-            published = {
-                "average_steps": True,
-                "norm_bias": True,
-                "memory_norm_eps": 1e-6,
-                "gelu": "tanh",
-                "memory_init_std": 0.02,
-                "max_rate": 0.5 if depth == 1 else 0.05,
-            }
         memory = TitansConfig(
             num_heads=model.titans.num_heads,
             head_dim=model.titans.head_dim,
@@ -109,8 +99,16 @@ def _register_ttt(name: str, depth: int) -> None:
             expansion=4.0,
             chunk_size=16,
             momentum_order=0,
-            # Of a whole square's mean: the published rate 1 of half of its sum.
-            **{"max_rate": 0.5, "forgetting": False, "bias": True, "write_norm": False} | published,
+            # Of a whole square's mean: the published rates, 1 and 0.1, of half of its sum.
+            max_rate=0.5 if depth == 1 else 0.05,
+            average_steps=True,
+            forgetting=False,
+            bias=True,
+            write_norm=False,
+            norm_bias=True,
+            memory_norm_eps=1e-6,
+            gelu="tanh",
+            memory_init_std=0.02,
         )
         return TitansMixerConfig(variant="alone", memory=memory)
 

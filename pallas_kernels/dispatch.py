@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 
@@ -25,6 +25,7 @@ from pallas_kernels.verdicts import Verdict
 REFERENCE_VARIABLE = "PALLAS_KERNELS_REFERENCE"
 """Environment variable with a comma-separated list of operations for which `auto` means
 `reference`, such as `value_scan,chunk_gated_delta_rule`."""
+R = TypeVar("R")
 Backend = Literal["auto", "reference", "pallas"]
 Kernel = Literal["gpu", "tpu"]
 Implementation = Literal["reference", "gpu", "tpu"]
@@ -186,6 +187,12 @@ def module_of(folder: str, name: str) -> Any:
     return importlib.import_module(f"pallas_kernels.{folder}.{name}")
 
 
+def custom_vjp(*, fixed: int) -> Callable[[Callable[..., R]], "jax.custom_vjp[R]"]:
+    """A decorator as `jax.custom_vjp`, whose first `fixed` arguments are no arrays."""
+    found: Any = functools.partial(jax.custom_vjp, nondiff_argnums=tuple(range(fixed)))
+    return found  # Its type says what the function returns.
+
+
 def run_kernels(kernels: Any, *arrays: Any, **options: Any) -> Any:
     """The results of a device's kernels, with the gradient that their backward pass computes.
 
@@ -199,7 +206,7 @@ def run_kernels(kernels: Any, *arrays: Any, **options: Any) -> Any:
     return _run(kernels, tuple(options.items()), *arrays)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@custom_vjp(fixed=2)
 def _run(kernels, options, *arrays):
     return _traced_once(kernels.forward, (*options, ("save", False)), *arrays)[0]
 

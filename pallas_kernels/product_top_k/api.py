@@ -24,6 +24,7 @@ from pallas_kernels.dispatch import (
     Implementation,
     Kernel,
     Operation,
+    custom_vjp,
     module_of,
     refusal,
 )
@@ -121,7 +122,7 @@ def pair_sub_keys(
     return _pair(chosen, num_subkeys, *choice)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@custom_vjp(fixed=3)
 def _choose(
     chosen: Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
 ) -> SubKeyChoice:
@@ -148,7 +149,7 @@ def _choose_backward(chosen, top_k, score, residuals, cotangents):
 _choose.defvjp(_choose_forward, _choose_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@custom_vjp(fixed=2)
 def _pair(
     chosen: Implementation, num_subkeys: int, ids: jax.Array, scores: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -193,7 +194,7 @@ def refuses(
 
 
 def _refuses_pairs(_: Kernel, choice: SubKeyChoice, *, num_subkeys: int) -> str | None:
-    dtype, (tokens, _, _, top_k) = choice.sub_key_scores.dtype, choice.sub_key_ids.shape
+    dtype, tokens, top_k = (choice.sub_key_scores.dtype, *choice.sub_key_ids.shape[::3])
     large = num_subkeys > 1024 or top_k > 32
     return refusal(
         (dtype != jnp.float32, f"scores in {dtype}; they must be float32"),

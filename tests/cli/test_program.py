@@ -57,7 +57,7 @@ def test_an_unknown_command_gets_the_nearest_name(capsys):
         ("eval r --limit few", "--limit is 'few'; it takes None or an integer."),
         ("eval r --step worst", "--step is 'worst'; it takes None, an integer or best."),
         ("generate r --write maybe", "--write is 'maybe'; it takes False or True."),
-        ("generate r --sampling.temperature -1", "sampling.temperature=-1.0 must be 0 (greedy)"),
+        ("generate r --sampling.temperature -1", "sampling.temperature=-1.0 is too small; use 0"),
         ("chat r", "--memory is missing: Name of the memory, which is loaded, or begun, and"),
         ("memories r --show", "--show has no value; --help says what it takes."),
         ("report r s", "unexpected argument s; --help shows what each option takes."),
@@ -132,11 +132,14 @@ def test_a_name_and_a_path_give_the_same_shipped_config():
 
 
 def test_a_file_of_several_runs_names_them():
-    assert shipped_configs()["study/fa"].name == "study.py"
+    path = shipped_configs()["fa"]
+    assert load_config(f"{path}:fa") == load_config("fa")
     with pytest.raises(
-        ValueError, match=r"study\.py defines no get_config.*study/gdn_swa, .* runs"
+        ValueError, match=r"configs\.py defines no get_config.*configs\.py:NAME names one of gdn, "
     ):
-        load_config(ROOT / "configs" / "study.py")
+        load_config(path)
+    with pytest.raises(ValueError, match=r"no run 'fb'.* one of gdn, "):
+        load_config(f"{path}:fb")
 
 
 def test_a_config_file_may_import_its_neighbours(tmp_path):
@@ -154,7 +157,7 @@ def test_a_config_file_may_import_its_neighbours(tmp_path):
 
 def test_a_shipped_config_asked_for_as_a_file_elsewhere_gets_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="the shipped config of that name is study/fa"):
-        load_config("configs/study/fa.py")
-    with pytest.raises(FileNotFoundError, match=r"'study/gd'.*the path of a file ends in \.py"):
-        load_config("study/gd")
+    with pytest.raises(FileNotFoundError, match="the shipped config of that name is fa"):
+        load_config("configs/fa.py")
+    with pytest.raises(FileNotFoundError, match=r"'fb'.*the path of a file ends in \.py"):
+        load_config("fb")

@@ -70,9 +70,7 @@ def test_memories_of_equal_sizes_share_one_trace():
         for _ in range(2):  # The loops are made anew for each memory, as a model does.
             find = functools.partial(best_sub_keys, top_k=TOP_K)
             loops = loops_of("gpu", TOP_K)
-            keys = key_scan(
-                keys, queries, weights, find=find, key_write=key_write, loops=loops
-            ).keys
+            keys = key_scan(keys, queries, weights, find, key_write, loops).keys
         return jnp.sum(keys)
 
     with dispatch.compile_kernels("gpu"):

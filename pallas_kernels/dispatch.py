@@ -102,8 +102,8 @@ class Operation:
             raise ValueError(f"backend={backend!r} must be 'auto', 'reference' or 'pallas'.")
         # `auto` by the caller may be redirected; a request by name may not.
         wanted = _default_backend.value if backend == "auto" else backend
-        plain_names = os.environ.get(REFERENCE_VARIABLE, "").split(",")
-        if backend == "auto" and {self.name, *self.uses} & {*plain_names}:
+        in_plain_jax = os.environ.get(REFERENCE_VARIABLE, "").split(",")
+        if backend == "auto" and not {self.name, *self.uses}.isdisjoint(in_plain_jax):
             return self._decided("reference", f"by {REFERENCE_VARIABLE}")
         if wanted == "reference":
             return self._decided("reference", "by request")
@@ -111,8 +111,7 @@ class Operation:
         if _under_check.value is not None:
             return self._decided(_under_check.value, "under check")
         # A simulated device comes before this one, for tests and ahead-of-time compiles.
-        simulation = _simulation.value
-        kernel = platform() if simulation is None else simulation.kernel
+        kernel = _simulation.value.kernel if _simulation.value else platform()
         if kernel in self.kernels:
             return self._kernel_or_reference(kernel, backend == "pallas", arguments, options)
         if backend == "pallas" or (wanted == "pallas" and kernel not in _ALL_KERNELS):

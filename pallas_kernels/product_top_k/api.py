@@ -1,7 +1,7 @@
 """`select_slots`: chooses an implementation of the operation and defines its derivatives."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -127,10 +127,10 @@ def _choose(
     chosen: Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
 ) -> SubKeyChoice:
     """The best sub-keys by one implementation; gradients flow through their scores alone."""
-    how: Any = {"top_k": top_k, "score": score}
     if chosen == "reference":
-        return best_sub_keys(queries, keys, **how)
-    return module_of("product_top_k", chosen).choose_sub_keys(queries, keys, **how)
+        return best_sub_keys(queries, keys, top_k=top_k, score=score)
+    kernels = module_of("product_top_k", chosen)
+    return kernels.choose_sub_keys(queries, keys, top_k=top_k, score=score)
 
 
 def _choose_forward(chosen, top_k, score, queries, keys):

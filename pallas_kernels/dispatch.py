@@ -19,8 +19,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import jax
 
 from fwpkm_jax.core.platform import compiled_for, platform
-from pallas_kernels import verdicts
-from pallas_kernels.verdicts import Verdict
 
 REFERENCE_VARIABLE = "PALLAS_KERNELS_REFERENCE"
 """Environment variable with a comma-separated list of operations for which `auto` means
@@ -44,7 +42,8 @@ class _Simulation(NamedTuple):
 # User contexts are part of jit's cache key: a function traced inside one is retraced outside.
 _simulation = jax.make_user_context(None)
 _default_backend = jax.make_user_context("auto")
-_under_check = jax.make_user_context(None)
+under_check = jax.make_user_context(None)
+"""The kernel that is being checked: operations use it without another check."""
 
 _checked: dict[tuple[str, Kernel, str], str | None] = {}
 _logged: set[tuple[str, str]] = set()
@@ -108,8 +107,8 @@ class Operation:
         if wanted == "reference":
             return self._decided("reference", "by request")
         # The check runs the public function, which must not start the check again.
-        if _under_check.value is not None:
-            return self._decided(_under_check.value, "under check")
+        if under_check.value is not None:
+            return self._decided(under_check.value, "under check")
         # A simulated device comes before this one, for tests and ahead-of-time compiles.
         kernel = _simulation.value.kernel if _simulation.value else platform()
         if kernel in self.kernels:
@@ -143,12 +142,15 @@ class Operation:
 
     def _failure(self, kernel: Kernel) -> str | None:
         """None, or why the kernel failed its check on this device. The check runs once."""
+        # Imported here, because nearly all programs find the verdict without a check, or need none.
+        from pallas_kernels import check_here, verdicts
+
         kind = jax.devices()[0].device_kind
         place = (self.name, kernel, kind)
         if place not in _checked:
             check = self.check or module_of(self.folder or self.name, "specs").check
 
-            def run() -> Verdict:
+            def run() -> verdicts.Verdict:
                 if kernel == "gpu" and verdicts.has_name(check):
                     _LOGGER.warning(
                         "%s: its kernel is compared with plain JAX on this %s, once for each "
@@ -160,7 +162,7 @@ class Operation:
                 # A new thread starts outside every trace. Inside `jax.ensure_compile_time_eval`
                 # kernels cannot be traced, because their axes are unbound there.
                 with ThreadPoolExecutor(max_workers=1) as thread:
-                    return thread.submit(checked_here, check, kernel).result()
+                    return thread.submit(check_here.checked, check, kernel).result()
 
             _checked[place] = verdicts.verdict(check, kernel, kind, run).failure
         return _checked[place]
@@ -174,11 +176,6 @@ class Operation:
             _logged.add((self.name, reason))
             _LOGGER.log(log_level, "%s runs its %s: %s.", self.name, chosen, reason)
         return chosen
-
-
-def refusal(*cases: tuple[bool, str]) -> str | None:
-    """The words of the first case that is true, or None."""
-    return next((words for refused, words in cases if refused), None)
 
 
 def module_of(folder: str, name: str) -> Any:
@@ -278,22 +275,3 @@ def _device_lacks(kernel: Kernel) -> str | None:
     capability = getattr(jax.devices()[0], "compute_capability", "unknown")
     # The kernels use wgmma and swizzled TMA layouts that only sm_90a has.
     return None if capability == "9.0" else f"compute capability {capability}, only Hopper's 9.0"
-
-
-def checked_here(check: Callable[[Kernel], None], kernel: Kernel) -> Verdict:
-    """The verdict of a check that runs in this process and outside every trace.
-
-    Inside the check the operation uses the kernel without another check.
-    """
-    try:
-        with _under_check(kernel):
-            check(kernel)
-    except Exception as error:  # Any error: the reference can be used instead.
-        lasting = "RESOURCE_EXHAUSTED" not in str(error)
-        return Verdict(f"{type(error).__name__}: {_one_line(error)}", lasting)
-    return Verdict(None)
-
-
-def _one_line(error: Exception) -> str:
-    """The first line of an error's message that is not empty."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

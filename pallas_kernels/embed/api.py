@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from fwpkm_jax.core.slots.values.grouping import group_slots
-from pallas_kernels.checks import refuse_rows
-from pallas_kernels.dispatch import Backend, Kernel, Operation, custom_vjp, refusal
+from pallas_kernels.dispatch import Backend, Kernel, Operation, custom_vjp
+from pallas_kernels.refusals import refusal, refuse_rows
 from pallas_kernels.row_gradients import add
 
 WIDEST = 1024

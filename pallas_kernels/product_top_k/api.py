@@ -26,8 +26,8 @@ from pallas_kernels.dispatch import (
     Operation,
     custom_vjp,
     module_of,
-    refusal,
 )
+from pallas_kernels.refusals import refusal
 
 WIDEST_HALF = {"gpu": 320, "tpu": 512}
 """Largest supported width of half a query. A GPU program keeps three bfloat16 terms of 64 halves

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import pytest
 
-from pallas_kernels import dispatch, verdicts
+from pallas_kernels import check_here, dispatch, verdicts
 from pallas_kernels.verdicts import Verdict
 from tests.kernels import planted_checks as planted
 from tests.kernels.entry import checked_again
@@ -82,7 +82,7 @@ def test_a_check_apart_notices_another_device(tmp_path, monkeypatch):
 
 
 def test_a_full_device_may_have_room_at_the_next_start():
-    found = dispatch.checked_here(planted.finds_no_memory, "gpu")
+    found = check_here.checked(planted.finds_no_memory, "gpu")
     assert found == Verdict("RuntimeError: RESOURCE_EXHAUSTED: out of memory", lasting=False)
 
 

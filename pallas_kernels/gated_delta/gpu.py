@@ -28,12 +28,12 @@ def forward(
     """Output `[batch, length, heads, value]` with the final memory, and what `backward` reads."""
     query, key, value, log_decay, beta, start = Inputs(*inputs)
     vectors, whole = _vectors(log_decay, beta)
-    prepared = prepare(key, value, *vectors)
+    prepared = prepare(key, value, vectors)
     states, final = walk(
         prepared.own, prepared.left, prepared.right, whole, start, None, reverse=False
     )
     residuals = Residuals(states, prepared.inverse)
-    output = read(query, key, value, *vectors[:-1], residuals, scale=scale)
+    output = read(query, key, value, vectors, residuals, scale=scale)
     saved = Saved(Inputs(*inputs), residuals) if save else None
     return (output.astype(jnp.float32), final), saved
 

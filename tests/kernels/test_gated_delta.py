@@ -15,7 +15,7 @@ from pallas_kernels.gated_delta import (
     chunk_gated_delta_rule,
     chunk_gradients,
 )
-from pallas_kernels.gated_delta.arguments import Inputs
+from pallas_kernels.gated_delta.arguments import Inputs, Vectors
 from pallas_kernels.gated_delta.gpu_chunk import span_sums
 from pallas_kernels.gated_delta.gpu_prepare import prepare
 from pallas_kernels.gated_delta.specs import SPECS, GatedDeltaSpec, sample
@@ -165,9 +165,9 @@ def test_a_gpu_multiplies_bfloat16_operands_once_instead_of_three_times():
     def products(dtype):
         tokens = jax.ShapeDtypeStruct((1, 64, 1, 64), dtype)
         numbers = [(1, 1, 1, 6, 64), *[(1, 1, 1, 64)] * 3]
-        vectors = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in numbers]
+        vectors = Vectors(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in numbers))
         with dispatch.compile_kernels("gpu"):
-            return str(jax.make_jaxpr(prepare)(tokens, tokens, *vectors)).count("wgmma_ref")
+            return str(jax.make_jaxpr(prepare)(tokens, tokens, vectors)).count("wgmma_ref")
 
     # Keys with keys, and the inverse with keys and with values; the inverse itself stays exact.
     assert products(jnp.float32) - products(jnp.bfloat16) == 3 * 2

@@ -94,24 +94,3 @@ def test_nothing_is_kept_of_a_check_without_a_name_or_where_no_file_can_be_writt
     assert not cache.exists()
     cache.parent.write_text("")  # A file where the folder should be.
     assert verdicts.verdict(planted.agrees, "gpu", "cpu", run) == Verdict(None)
-
-
-def test_verdicts_travel_to_another_machine_in_one_file(tmp_path, monkeypatch):
-    file = tmp_path / "verdicts.json"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
-    assert verdicts.take(file) == 0
-    for check in (planted.agrees, planted.differs):
-        verdicts.verdict(check, "gpu", "a device", lambda: Verdict("made here"))
-    verdicts.give(file)
-    for kept in (tmp_path / "here" / "fwpkm_jax" / "kernel_checks").iterdir():
-        kept.write_text("[]")  # No verdict: the check runs.
-    verdicts.verdict(planted.agrees, "gpu", "a device", lambda: Verdict("made again"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))
-    verdicts.verdict(planted.agrees, "gpu", "a device", lambda: Verdict("made there"))
-    assert verdicts.take(file) == 2
-
-    def again() -> Verdict:
-        raise AssertionError("the verdict travelled")
-
-    assert verdicts.verdict(planted.agrees, "gpu", "a device", again).failure == "made there"
-    assert verdicts.verdict(planted.differs, "gpu", "a device", again).failure == "made here"

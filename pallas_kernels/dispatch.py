@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -239,11 +240,9 @@ def gpu_interpreter() -> Any:
     return InterpretGPUParams()
 
 
-@contextlib.contextmanager
-def interpret_kernels(kernel: Kernel) -> Iterator[None]:
-    """Interprets the kernels written for `kernel` on any platform; for tests."""
-    with _simulation(_Simulation(kernel, interpreted=True)):
-        yield
+def interpret_kernels(kernel: Kernel) -> AbstractContextManager[None]:
+    """A context that interprets the kernels written for `kernel` on any platform; for tests."""
+    return _simulation(_Simulation(kernel, interpreted=True))
 
 
 @contextlib.contextmanager
@@ -257,15 +256,13 @@ def compile_kernels(kernel: Kernel) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def default_backend(backend: Backend) -> Iterator[None]:
-    """Makes `auto` mean `reference`, or `pallas` for inputs that a kernel accepts.
+def default_backend(backend: Backend) -> AbstractContextManager[None]:
+    """A context in which `auto` means `reference`, or `pallas` for inputs that a kernel accepts.
 
     Inputs that a kernel does not accept still use the reference, with a logged line; they are an
     error only if the caller passes `backend="pallas"`.
     """
-    with _default_backend(backend):
-        yield
+    return _default_backend(backend)
 
 
 def _device_lacks(kernel: Kernel) -> str | None:

@@ -27,7 +27,7 @@ from fwpkm_jax.literals import check_literals, some
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.outside_files import OutsideFileError, parse_json, read_json, shown
 from fwpkm_jax.plugins import missing_plugins, refuse_unnamed
-from fwpkm_jax.stores import Store
+from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, LogName, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
@@ -122,19 +122,22 @@ class Experiment:
 
 
 def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config") -> Any:
-    """`config_json.from_json` of what a run stored, by default an `Experiment`.
-
-    How the processes of an earlier start found each other, which runs once stored, is left out.
+    """`config_json.from_json` of what a run stored, by default an `Experiment`, whole.
 
     Raises:
+      UnknownNameError: as `config_json.from_json`, and where a field has no value, as another
+        version had not got it.
       ValueError: also where plugins are named that this program did not import.
     """
     if annotation is Experiment and isinstance(values, dict):
         names = values.get("plugins", [])
         names = config_json.from_json(names, tuple[str, ...], path=f"{path}.plugins")
         refuse_unnamed(names, path)
-        values = {name: value for name, value in values.items() if name != "distributed"}
-    return config_json.from_json(values, annotation, path=path, stored=True)
+    found = config_json.from_json(values, annotation, path=path)
+    written = found.to_json() if isinstance(found, Experiment) else to_json(found)
+    for name in config_json.lacking(values, written, path):
+        raise config_json.UnknownNameError(f"{name} is missing.")
+    return found
 
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -278,13 +281,6 @@ def _stored_config(run_dir: str | Path) -> tuple[str | Path, dict[str, Any]]:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{name} does not exist; {store} holds no run.") from error
     return name, parse_json(content, name, otherwise=_COPY, kind=dict)
-
-
-def stored_processes(run_dir: str | Path) -> dict[str, Any]:
-    """How the processes of an earlier start found each other, which runs once stored; {} if not."""
-    stored = _stored_config(run_dir)[1].get("distributed")
-    fields = stored.items() if isinstance(stored, dict) else ()
-    return {n: x for n, x in fields if n != "class" and x is not None and x is not False}
 
 
 def _commit_of(run_dir: str | Path) -> str:

@@ -20,6 +20,7 @@ from fwpkm_jax.config import (
     load_config,
     read_experiment,
 )
+from fwpkm_jax.config_json import UnknownNameError
 from fwpkm_jax.data import TextData
 from fwpkm_jax.layers.rotary import YarnConfig
 from fwpkm_jax.outside_files import OutsideFileError
@@ -142,7 +143,7 @@ def test_an_unknown_option_gets_the_nearest_name(typo, nearest):
         ("--training.memory.groups 3", "training.memory.groups=3 does not divide the 4 sequences"),
         ("--model.attention.num_kv_heads 3", "multiple of model.attention.num_kv_heads=3; query"),
         ("--model.attention.yarn.factor x", "--model.attention.yarn.factor is 'x'; it takes a nu"),
-        ("--model.attention.yarn.factor 0.1", "model.attention.yarn.factor=0.1 would shorten"),
+        ("--model.attention.yarn.factor 0.1", "model.attention.yarn.factor=0.1 is too small"),
         ("stray", "unexpected argument stray; --help shows what each option takes."),
         ("training.steps=3", "unexpected argument training.steps=3; an option starts with two hy"),
     ],
@@ -269,10 +270,11 @@ def test_json_without_a_required_field_is_refused():
         from_json(values)
 
 
-def test_json_from_before_a_field_existed_takes_its_default():
+def test_json_from_before_a_field_existed_is_refused_by_the_fields_name():
     values = get_config().to_json()
     del values["optimizer"]["decay_steps"]
-    assert from_json(values) == get_config()
+    with pytest.raises(UnknownNameError, match=r"config.optimizer.decay_steps is missing\."):
+        from_json(values)
 
 
 def test_fingerprint_ignores_exactly_what_changes_no_number():

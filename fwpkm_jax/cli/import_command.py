@@ -20,7 +20,7 @@ from fwpkm_jax.interchange.hf import import_model
 from fwpkm_jax.interchange.hf.model_folder import ParameterDtype
 from fwpkm_jax.interchange.imported_run import check_empty
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.store_folders import fetched
+from fwpkm_jax.storage.sync import fetched
 from fwpkm_jax.typed_options import split_subcommand
 
 

@@ -157,20 +157,6 @@ Muon keeps two of what is no matrix. Those of `schedule_free` are the iterate an
 """
 
 
-def describe_precision(config: OptimizerConfig) -> str:
-    """What trained weights take: a weight, its gradient and the moments."""
-    numbers = 2 + MOMENTS[config.name]
-    if config.precision == "float32":
-        return (
-            f"float32 weights and moments, {4 * numbers} bytes per trained weight ({2 * numbers} "
-            "with parameters)"
-        )
-    return (
-        f"weights and moments in model.parameter_dtype, in bfloat16 {2 * numbers} bytes per "
-        f"trained weight and without small changes ({4 * numbers} with float32)"
-    )
-
-
 def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
     """The learning rate by step: linear warm-up, decay to `final_fraction`, then constant.
 
@@ -297,7 +283,7 @@ def side_by_side(tree: Any) -> Any:
     Args:
       tree: arrays, of which none is divided over devices: the array of all would gather them.
     """
-    return by_platform(tree, gpu=joined, default=lambda tree: tree)
+    return by_platform(gpu=joined, default=lambda tree: tree)(tree)
 
 
 def joined(tree: Any) -> Any:

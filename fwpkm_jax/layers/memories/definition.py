@@ -2,7 +2,7 @@
 
 This is the definition, to read and to test against. `layers.memories.fast_weight.FastWeight`
 computes the same, and its gradients. The page has all options of the layer's config but those of
-norms and documents, `query_norm`, `value_norm`, `documents` and `unused_gate`; and it has no
+norms and documents, `query_norm`, `value_norm` and `documents`; and it has no
 `starts`, `write`, `pairing`, `partition` or narrow dtypes. How a rule reads and writes one chunk is
 its own `step`; for FwPKM that is `core.slots.definition.read_and_write`.
 

@@ -95,12 +95,11 @@ for _part in ("up", "gate", "down"):
     FWMLP_MEMORY[f"{_part}_bias"] = ReleaseTensor(f"b_{_part}")
 
 
-def memory_block_names(*, gated: bool, unused_gate: bool = False) -> Names:
+def memory_block_names(*, gated: bool) -> Names:
     """Names of the projections around a fast-weight memory.
 
     Args:
       gated: whether the gate has any effect; if not, the release has no parameters for it.
-      unused_gate: whether our layer has them even so.
     """
     gate = {
         **_norm("gate_norm", "fw_out_gate_norm", optional=not gated),
@@ -111,7 +110,7 @@ def memory_block_names(*, gated: bool, unused_gate: bool = False) -> Names:
         **_linear("query_proj", "fw_q_proj", bias=True),
         **_norm("value_norm", "fw_v_norm"),
         **_linear("value_proj", "fw_v_proj", bias=True),
-        **(gate if gated or unused_gate else {}),
+        **(gate if gated else {}),
         **_norm("out_norm", "fw_out_norm"),
         **_linear("out_proj", "fw_out_proj", bias=True),
     }
@@ -171,9 +170,7 @@ def _block_names(config: ModelConfig, index: int) -> Names:
     if index in config.memory_layers:
         fast = config.fast_weight
         gated = fast.gate_in_output or fast.weight_by_gate
-        names |= _below(
-            "memory/", "", memory_block_names(gated=gated, unused_gate=fast.unused_gate)
-        )
+        names |= _below("memory/", "", memory_block_names(gated=gated))
     return names
 
 

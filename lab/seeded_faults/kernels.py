@@ -23,7 +23,7 @@ FAULTS = (
     ),
     Fault(
         "norm of a mix: a layer gives the batch for the sequences of a memory",
-        "len(x) // jax.tree.leaves(memory)[0].shape[0] if write else 1",
+        "len(x) // groups if write else 1",
         "len(x) if write else 1",
         _MIX,
         under="fwpkm_jax/layers/memories/fast_weight.py",

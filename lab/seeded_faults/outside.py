@@ -96,8 +96,7 @@ FAULTS = (
     ),
     Fault(
         "slots: the temperature divides scores of any size",
-        "        scores = scores - jax.lax.stop_gradient(jnp.max(scores, axis=axis, "
-        "keepdims=True))\n",
+        "    scores = scores - jax.lax.stop_gradient(jnp.max(scores, axis=axis, keepdims=True))\n",
         "",
         ("tests/core/slots/test_addressing.py",),
     ),

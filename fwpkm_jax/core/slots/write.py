@@ -196,7 +196,7 @@ def _softmax(scores: Float[Array, "*queries top_k"]) -> Float[Array, "*queries t
 
 def _sum_of_places(x: Float[Array, "*queries top_k"]) -> Float[Array, "*queries 1"]:
     """Sums one place after the other: a GPU computes this with what follows, and no reduction."""
-    return sum((x[..., place : place + 1] for place in range(1, x.shape[-1])), x[..., :1])
+    return functools.reduce(jnp.add, jnp.split(x, x.shape[-1], axis=-1))
 
 
 def _weight(usage: SubKeyUsage) -> jax.Array:

@@ -7,7 +7,6 @@ a byte of a `.jsonl` or `.txt` file, a row of Parquet or Arrow, an entry and a t
 from __future__ import annotations
 
 import gzip
-import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from fwpkm_jax.data.documents import MOST_TEXT_BYTES, START, Place, read_json_li
 from fwpkm_jax.data.streams.files import AbstractDataFile, LocalFile
 from fwpkm_jax.data.token_files import TokenFile
 from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, Tokenizer
+from fwpkm_jax.lazy_imports import import_extra
 from fwpkm_jax.literals import some
 from fwpkm_jax.outside_files import OutsideFileError, is_pointer, reading, refuse_pointer
 
@@ -331,7 +331,7 @@ def read_batches(
     Raises:
       OutsideFileError: the file is damaged, lacks the column, or holds much more than its size.
     """
-    parquet, ipc = pyarrow_module("pyarrow.parquet"), pyarrow_module("pyarrow.ipc")
+    parquet, ipc = (_pyarrow(name) for name in ("parquet", "ipc"))
     with _open(file, 0) as content:
         if file.kind == ".parquet":
             batches = _parquet_batches(parquet, content, columns, start, wanted)
@@ -455,7 +455,7 @@ def _columns(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
 def count_records(file: AbstractDataFile, *, field: str) -> int:
     """Lines, rows or entries of a file, as places count them."""
     if file.kind == ".parquet":
-        parquet = pyarrow_module("pyarrow.parquet")
+        parquet = _pyarrow("parquet")
         with _open(file, 0) as content, reading(file.name):
             return parquet.read_metadata(content).num_rows
     if file.kind == ".arrow":
@@ -468,16 +468,5 @@ def count_records(file: AbstractDataFile, *, field: str) -> int:
         return sum(1 for _ in lines)
 
 
-def pyarrow_module(name: str) -> Any:
-    """A module of pyarrow, which only some installations have.
-
-    Raises:
-      ImportError: it is not installed; the message says how to install it.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "Parquet and Arrow files are read with pyarrow, which is not installed; run: "
-            "pip install -e '.[data]' in a checkout of fwpkm_jax"
-        ) from error
+def _pyarrow(name: str) -> Any:
+    return import_extra(f"pyarrow.{name}", "Parquet and Arrow files are read", extra="data")

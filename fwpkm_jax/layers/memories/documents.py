@@ -20,7 +20,8 @@ from fwpkm_jax.core.sequence.axis import SequenceAxis, places_of_part
 from fwpkm_jax.core.sequence.edges import tokens_before
 from fwpkm_jax.core.sequence.in_turn import state_in_turn
 from fwpkm_jax.core.streams.documents import in_documents
-from fwpkm_jax.core.streams.streaming import Signals, read_sequences
+from fwpkm_jax.core.streams.pending import Signals
+from fwpkm_jax.core.streams.streaming import read_sequences
 from fwpkm_jax.core.targets import Pairing, shift_left
 from fwpkm_jax.layers.partition import BATCH, Partition
 from fwpkm_jax.rules import AbstractChunkRule

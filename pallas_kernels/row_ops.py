@@ -11,6 +11,7 @@ from fwpkm_jax.core.slots.values.exchange import (
     Exchange,
     ExchangeBack,
     RowOps,
+    RowSums,
     exchange_back,
     logged_rows,
     of_chunk,
@@ -57,7 +58,7 @@ def ops_of(kernel: Kernel) -> RowOps:
         return add_with_log(values, groups, coefficients, rows, with_old_rows=False)[0]
 
     if kernel == "tpu":
-        back = functools.partial(exchange_back, read_and_dot=read_and_dot, dot=dot, add=add)
+        back = functools.partial(exchange_back, sums=RowSums(read_and_dot, dot, add))
         return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=dot, add=add)
     # Imported here, because it is slow to import and other devices do not need it.
     from pallas_kernels.mosaic_gpu import sequential_vmap

@@ -107,7 +107,7 @@ class Partition:
         """`x [batch, length, ...]`, split by sequences, and by tokens along the axis `sequence`."""
         return self.constrain(x, *self.tokens())
 
-    def deal(self, x: jax.Array, groups: int) -> jax.Array:
+    def interleave(self, x: jax.Array, groups: int) -> jax.Array:
         """`x [batch, ...]` in the order in which `split_groups` takes sequences.
 
         Devices that share several memories get an equal part of each one's sequences.
@@ -116,7 +116,7 @@ class Partition:
         return self.constrain(x, BATCH)
 
     def split_groups(self, x: jax.Array, groups: int) -> jax.Array:
-        """`[batch, ...]` from `deal` to `[groups, batch // groups, ...]`, without communication."""
+        """From `interleave` to `[groups, batch // groups, ...]`, without communication."""
         parts, memories, devices = self._grid(groups)
         return split_groups(_swap(x, parts, devices, memories), groups)
 
@@ -200,7 +200,7 @@ class Partition:
         Raises:
           ValueError: the rule's memory cannot be shared by devices as this mesh asks.
         """
-        if rule.splits:
+        if rule.supports_sharding:
             return self.memory_axes()
         if self.memory != "independent":
             raise ValueError(

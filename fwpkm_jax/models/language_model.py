@@ -184,7 +184,7 @@ class LanguageModel(nnx.Module):
           remat: which activations the backward pass recomputes, see `models.remat.Remat`; changes
             time and memory, and results only by rounding.
           partition: of the work over devices, by sequences and heads; None: one device. With it,
-            pass sequences in the order of `Partition.deal`. Padding at the
+            pass sequences in the order of `Partition.interleave`. Padding at the
             end of rows costs less as `segment_ids` of 0 than in `mask`.
           batch_statistics: True: batch norms use the statistics of this batch, as in training, and
             return them. False: they use the running statistics.

@@ -25,7 +25,7 @@ from fwpkm_jax.core.chunks import (
     check_chunk_size,
     from_chunks,
     map_groups,
-    map_own,
+    map_unshared,
     to_chunks,
 )
 from fwpkm_jax.core.slots.keys.addressing import (
@@ -188,7 +188,7 @@ class FwPKM(AbstractChunkRule):
         return self.num_subkeys**2
 
     @property
-    def idle_size(self) -> int:
+    def inactive_parameters(self) -> int:
         return self.value_dim * (self.num_slots - self.num_heads * self.top_k)
 
     @classmethod
@@ -243,15 +243,16 @@ class FwPKM(AbstractChunkRule):
         if not self.two_phase:
             return super().run(memory, sequence, chunk_size=chunk_size)
         check_run(self, memory, sequence)
-        one = map_own(lambda x: x[None], (memory, sequence))
-        return map_own(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
+        # A group of one, which `map_groups` runs without vmap.
+        one = map_unshared(lambda x: x[None], (memory, sequence))
+        return map_unshared(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
 
     @property
-    def splits(self) -> bool:
+    def supports_sharding(self) -> bool:
         return self.two_phase and self.retention is None and self.inner_steps == 1
 
     @property
-    def narrow_queries(self) -> bool:
+    def keeps_bfloat16_queries(self) -> bool:
         return self.two_phase and self.retention is None
 
     def memory_specs(
@@ -276,12 +277,13 @@ class FwPKM(AbstractChunkRule):
         On a Hopper GPU or a TPU the kernels that `pallas_kernels` chooses find sub-keys, move the
         keys and read and write the values; plain XLA elsewhere.
         """
-        if not self.two_phase or (axes is not None and not self.splits):
+        if not self.two_phase or (axes is not None and not self.supports_sharding):
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
         check_chunk_size(sequence, chunk_size)
         _, batch, length = sequence.counted.shape
+        # From here on all arrays are `[groups, chunks, tokens, ...]`, until `from_chunks`.
         chunks = cast(to_chunks(sequence, chunk_size), memory.values.dtype)
-        if self.narrow_queries and sequence.query.dtype == jnp.bfloat16:
+        if self.keeps_bfloat16_queries and sequence.query.dtype == jnp.bfloat16:
             chunks = chunks._replace(query=to_chunks(sequence.query, chunk_size))
         joined = None
         if self.retention is not None and (stored := _history(self, memory).replayed) is not None:
@@ -300,12 +302,14 @@ class FwPKM(AbstractChunkRule):
             loops_of=loops_of if len(memory.keys) == 1 else None,
             token_axes=() if axes is None else axes.tokens,
         )
+        # One memory's keys never depend on values, so its scan over the chunks runs ahead of them.
         keys, choice, loss = map_groups(move, memory.keys, chunks.query, chunks.addressed)
         access = find_slots(choice, pair=lambda choice: _slots_of(self, choice)[1])
 
         # Second phase: the values are read and written.
         how: dict[str, Any] = {"error_weights": chunks.error_weight, "counted": chunks.counted}
         how |= {"write": _value_write(self), "ops": _row_ops(self, memory.values)}
+        # Options join here; a rule without them passes none.
         history = None
         if self.inner_steps > 1:
             how["inner_steps"] = self.inner_steps
@@ -313,6 +317,7 @@ class FwPKM(AbstractChunkRule):
             history, retained = _retained(self, memory, access, chunks, joined)
             how |= retained
         write = write_values if axes is None else functools.partial(write_split_values, axes=axes)
+        # An overlay runs on one device; the layer refuses one on a mesh.
         if isinstance(memory.values, OverlayTable):
             write = write_overlays
         out = write(memory.values, access, chunks.target, **how)
@@ -324,19 +329,20 @@ class FwPKM(AbstractChunkRule):
         return RunOutput(FwPKMMemory(keys, out.values, history), output, access, info)
 
     def write(self, memory: FwPKMMemory, chunk: SlotChunk) -> FwPKMMemory:
+        # A chunk is a sequence of one chunk.
         sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
         return self.run(memory, sequence, chunk_size=chunk.write_weight.shape[0]).memory
 
-    def adopt(self, memory: Any) -> FwPKMMemory:
+    def convert_memory(self, memory: Any) -> FwPKMMemory:
         if isinstance(memory, FwPKMMemory):
             memory = memory._replace(history=None)
             if self.retention is not None:
                 begin = functools.partial(init_history, self.retention)
                 memory = memory._replace(history=jax.vmap(begin)(memory.keys, memory.values))
-        return super().adopt(memory)
+        return super().convert_memory(memory)
 
     def overlay(self, memory: FwPKMMemory, base: FwPKMMemory, *, capacity: int) -> FwPKMMemory:
-        if not self.splits:
+        if not self.supports_sharding:
             raise ValueError(
                 f"key_loss={self.key_loss!r}, write_clip={self.write_clip}, "
                 f"weight_decay={self.weight_decay}, retention={self.retention} and "
@@ -349,7 +355,7 @@ class FwPKM(AbstractChunkRule):
         return FwPKMMemory(memory.keys, overlays_of(memory.values, base.values, capacity=capacity))
 
     def write_blocks(self, memory: FwPKMMemory, blocks: ChunkBlocks) -> FwPKMMemory:
-        if not self.splits:
+        if not self.supports_sharding:
             return super().write_blocks(memory, blocks)
         block, dtype = blocks.block, memory.values.dtype
         keys, values = write_in_blocks(
@@ -375,6 +381,7 @@ class FwPKM(AbstractChunkRule):
             # With the history from before the chunk, in which every step finds the same.
             after, norm = _inner_step(self, memory._replace(values=before), chunk, access)
             norms.append(norm)
+        # From the keys before the chunk: values and keys are written at the same time.
         keys = _key_write(self).step(memory.keys, key_gradient(self, memory, chunk, address))
         loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
         info = FwPKMInfo(addressing_loss=loss, update_norm=jnp.linalg.norm(jnp.stack(norms)))
@@ -394,6 +401,7 @@ def _retained(
     """
     assert rule.retention is not None
     history = _history(rule, memory)._replace(replayed=None)
+    # Replayed tokens have counted in the history when they were new.
     new = 1.0 if joined is None else 1.0 - joined.first
     history, scales = scale_chunks(
         history,
@@ -433,7 +441,7 @@ def _history(rule: FwPKM, memory: FwPKMMemory) -> SlotHistory:
     if memory.history is None:
         raise ValueError(
             f"This memory has no history of its slots, which {rule.retention} needs; start it "
-            "with `init` of this rule, or give it one by `adopt`."
+            "with `init` of this rule, or give it one by `convert_memory`."
         )
     return memory.history
 
@@ -451,6 +459,7 @@ def _whole_table(memory: FwPKMMemory) -> ValueTable:
 @functools.cache
 def _value_write(rule: FwPKM) -> ValueWrite:
     step = float(rule.num_heads * rule.top_k) if rule.value_step is None else rule.value_step
+    # A write that only adds to rows has the learning rate in its steps, as kernels take it.
     if rule.write_clip is None and not rule.weight_decay:
         return ValueWrite(step_size=rule.learning_rate * step)
     return ValueWrite(

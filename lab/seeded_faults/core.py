@@ -53,8 +53,8 @@ FAULTS = (
     ),
     Fault(
         "addressing gradient: half the slope of inverse distances",
-        'return 2.0 * pulls * jnp.exp(scores) if score == "idw" else pulls',
-        'return pulls * jnp.exp(scores) if score == "idw" else pulls',
+        'return 2.0 * coefficients * jnp.exp(scores) if score == "idw" else coefficients',
+        'return coefficients * jnp.exp(scores) if score == "idw" else coefficients',
         ("tests/core/slots/test_addressing.py",),
     ),
     Fault(
@@ -350,6 +350,6 @@ FAULTS = (
         "parts of a sequence: the edge has what came before the sequence",
         "is_sent = jnp.arange(width) >= width - known",
         "is_sent = jnp.arange(width) > width - known",
-        ("tests/core/test_edges.py",),
+        ("tests/core/test_halo.py",),
     ),
 )

@@ -97,8 +97,8 @@ FAULTS = (
     ),
     Fault(
         "product keys' cotangents: the queries' sign",
-        "jnp.sum(pulls, axis=-1, keepdims=True) * halves - to_queries",
-        "to_queries - jnp.sum(pulls, axis=-1, keepdims=True) * halves",
+        "jnp.sum(coefficients, axis=-1, keepdims=True) * halves - to_queries",
+        "to_queries - jnp.sum(coefficients, axis=-1, keepdims=True) * halves",
         _TOP_K,
     ),
     Fault(

@@ -18,7 +18,11 @@ from fwpkm_jax.core.slots.keys.addressing import (
     best_sub_keys,
     slot_weights,
 )
-from fwpkm_jax.core.slots.keys.gradients import keys_cotangent, queries_cotangent, score_pulls
+from fwpkm_jax.core.slots.keys.gradients import (
+    keys_cotangent,
+    queries_cotangent,
+    score_coefficients,
+)
 from pallas_kernels.dispatch import (
     Backend,
     Implementation,
@@ -140,7 +144,7 @@ def _choose_forward(chosen, top_k, score, queries, keys):
 
 def _choose_backward(chosen, top_k, score, residuals, cotangents):
     queries, keys, (ids, scores) = residuals
-    pulls = score_pulls(scores, cotangents[1], score=score)
+    pulls = score_coefficients(scores, cotangents[1], score=score)
     to_queries = queries_cotangent(queries, keys, ids, pulls, score=score)
     return to_queries, keys_cotangent(queries, keys, ids, pulls, score=score)
 

@@ -33,7 +33,7 @@ class Way(NamedTuple):
     depth: int
 
 
-LIMITS = {"forward": Way(34, 141, 765, 15), "gradient": Way(35, 175, 929, 15)}
+LIMITS = {"forward": Way(35, 145, 743, 15), "gradient": Way(36, 179, 907, 15)}
 
 
 def own_statements(node):

@@ -133,6 +133,7 @@ def masked_attention(
     seen = seen[:, None, None]
     # A finite score for hidden keys, so that a row without any seen key has no NaN in it.
     scores = jnp.where(seen, scores * head**-0.5, 0.5 * jnp.finfo(dtype).min)
+    # Again, because a row without any key would have equal weights.
     weights = jnp.where(seen, jax.nn.softmax(scores, axis=-1), 0).astype(value.dtype)
     output = jnp.einsum("bhrqk,bkhd->bqhrd", weights, value, preferred_element_type=dtype)
     return output.reshape(batch, queries, heads, head).astype(value.dtype)
@@ -163,6 +164,7 @@ def query_block_attention(
         x = jnp.pad(x, widths, constant_values=fill)
         return jnp.moveaxis(x.reshape(batch, -1, block, *x.shape[2:]), 1, 0)
 
+    # Within a loop nothing could be shared, so that no barrier against it is needed.
     @partial(jax.checkpoint, prevent_cse=False)
     def attend(part):
         query, positions, documents = part
@@ -294,6 +296,7 @@ def attend_causally(
     """
     length = query.shape[1]
     attend: Callable[..., jax.Array] = masked_attention
+    # Two blocks of keys for each block of queries pay only where there are more than two.
     if window is not None and length > 2 * window:
         attend = blockwise_attention
     elif length > _WHOLE_LENGTH:
@@ -390,6 +393,7 @@ def blockwise_attention(
         first, x = x[:, :num_persistent], pad(x[:, num_persistent:], fill)
         x = x.reshape(batch, blocks + 1, window, *x.shape[2:])
         first = jnp.broadcast_to(first[:, None], (batch, blocks, *first.shape[1:]))
+        # A window of this size reaches back into the block before, and no further.
         x = jnp.concatenate([first, x[:, :-1], x[:, 1:]], axis=2)
         return x.reshape(batch * blocks, num_persistent + 2 * window, *x.shape[3:])
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.chunks import Memory, map_groups, map_memories, map_own
+from fwpkm_jax.core.chunks import Memory, map_groups, map_memories, map_unshared
 from fwpkm_jax.core.documents import document_numbers
 from fwpkm_jax.core.streams.cuts import in_chunks
 from fwpkm_jax.core.streams.documents import in_documents
@@ -105,7 +105,7 @@ def push(
         def write_where_complete(state: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
             if len(state[1].num_waiting) == 1:
                 return write_chunk(state)
-            return map_own(
+            return map_unshared(
                 lambda new, old: jnp.where(_like(complete(state), old), new, old),
                 write_chunk(state),
                 state,
@@ -116,8 +116,8 @@ def push(
             if len(state[1].num_waiting) == 1:
                 return write_chunk(state)
             group = jnp.argmax(complete(state))
-            own = map_own(lambda x: jax.lax.dynamic_slice_in_dim(x, group, 1, axis=0), state)
-            return map_own(
+            own = map_unshared(lambda x: jax.lax.dynamic_slice_in_dim(x, group, 1, axis=0), state)
+            return map_unshared(
                 lambda new, old: jax.lax.dynamic_update_slice_in_dim(old, new, group, axis=0),
                 write_chunk(own),
                 state,

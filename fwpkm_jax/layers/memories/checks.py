@@ -14,7 +14,7 @@ from fwpkm_jax.rules.base import check_memory
 
 def check_parts(config: FastWeightConfig, length: int, sequence: SequenceAxis) -> None:
     """Refuses parts of a sequence whose chunks would lie over two devices."""
-    size, splits = config.chunk_size, config.rule.splits
+    size, splits = config.chunk_size, config.rule.supports_sharding
     if length % (size * sequence.size):
         raise ValueError(
             f"chunk_size={size} with mesh.sequence={sequence.size}: parts of {length} tokens "

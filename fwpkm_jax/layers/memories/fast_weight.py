@@ -226,7 +226,7 @@ class FastWeight(nnx.Module):
         if write and starts is not None and config.documents == "document":
             return self._by_documents(x, memory, mask, starts, pairing, partition)
         # The tokens of several devices are joined in float32.
-        narrow = write and partition is None and rule.narrow_queries
+        narrow = write and partition is None and rule.keeps_bfloat16_queries
         signals = self.signals(x, mask, narrow=narrow)
         # Each token is paired with the value that it should have read.
         sequence = rule.sequence(

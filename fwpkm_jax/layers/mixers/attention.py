@@ -22,7 +22,7 @@ from fwpkm_jax.core.attention.softmax import (
 )
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
-from fwpkm_jax.core.sequence.axis import Places, SequenceAxis, places_of_part
+from fwpkm_jax.core.sequence.axis import Positions, SequenceAxis, positions_of_part
 from fwpkm_jax.layers.mixers.attention_shard import Cache, attend_shard
 from fwpkm_jax.layers.mixers.base import (
     AbstractMixer,
@@ -255,7 +255,7 @@ class Attention(AbstractMixer):
         """
         shape, first = x.shape[:2], None if cache is None else cache.next_position
         if axis is not None:
-            at = places_of_part(starts, axis=axis, shape=shape, first=first, mask=mask)
+            at = positions_of_part(starts, axis=axis, shape=shape, first=first, mask=mask)
             query, key, value, gate = self.project(x, at.positions)
             output, cache = attend_shard(
                 *(query, key, value, at),
@@ -321,11 +321,11 @@ class Attention(AbstractMixer):
             in_cache = type(cache)(heads, heads, rows, rows)  # pyright: ignore[reportArgumentType]
         length = x.shape[1] // partition.size(SEQUENCE)
 
-        def places(mask: Mask, starts: Starts, first: Any) -> Places:
+        def places(mask: Mask, starts: Starts, first: Any) -> Positions:
             shape = (x.shape[0] // partition.size(*BATCH), length)
             if axis is None:
-                return Places(*token_positions(starts, None, shape=shape, first=None))
-            return places_of_part(starts, axis=axis, shape=shape, first=first, mask=mask)
+                return Positions(*token_positions(starts, None, shape=shape, first=None))
+            return positions_of_part(starts, axis=axis, shape=shape, first=first, mask=mask)
 
         def attend(query, key, value, at, cache, mask):
             if axis is None:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.attention.cached import RingCache, put_in_ring
 from fwpkm_jax.core.padding import pack_all, pack_tokens
-from fwpkm_jax.core.sequence.axis import Places, SequenceAxis
+from fwpkm_jax.core.sequence.axis import Positions, SequenceAxis
 from fwpkm_jax.core.sequence.ring import Keys, attention_around
 from fwpkm_jax.layers.mixers.base import Mask
 from fwpkm_jax.layers.mixers.window_cache import AttentionCache, attend_window, cache_before_shard
@@ -21,7 +21,7 @@ def attend_shard(
     query: Float[Array, "batch length heads head"],
     key: Float[Array, "batch length kv_heads head"],
     value: Float[Array, "batch length kv_heads head"],
-    at: Places,
+    at: Positions,
     *,
     axis: SequenceAxis,
     window: int | None,
@@ -68,7 +68,7 @@ def _attend_window_shard(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    at: Places,
+    at: Positions,
     axis: SequenceAxis,
     window: int,
     cache: Any,

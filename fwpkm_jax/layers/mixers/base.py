@@ -42,7 +42,7 @@ from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.documents import pack_starts, starts_at_real
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.sequence.in_turn import state_in_turn
+from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.layers.partition import BATCH, SEQUENCE, Partition
 
 Mask = TokenMask | None
@@ -317,8 +317,8 @@ class AbstractMixer(nnx.Module):
         """`mix` with the arguments that are not None; in turn if it does not take the `axis`.
 
         In turn, devices wait for the cache of the device before, see
-        `core.sequence.in_turn.state_in_turn`. That is right for every mixer whose streams equal
-        whole sequences.
+        `core.sequence.sequential.sequential_pass`. That is right for every mixer whose streams
+        equal whole sequences.
 
         Args:
           x: this device's tokens, as many as the others'.
@@ -348,7 +348,7 @@ class AbstractMixer(nnx.Module):
             return self.mix_shard(**inputs, cache=cache)
 
         inputs = {"x": x} | given
-        before = state_in_turn(lambda *of: mix(*of)[1], before, inputs, axis=axis)
+        before = sequential_pass(lambda *of: mix(*of)[1], before, inputs, axis=axis)
         output, end = mix(before, inputs)
         return output, None if cache is None else axis.from_last(end)
 

@@ -8,8 +8,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.attention.softmax import Persistent, attend_causally
 from fwpkm_jax.core.padding import last_rows
-from fwpkm_jax.core.sequence.axis import Places, SequenceAxis
-from fwpkm_jax.core.sequence.edges import tokens_before
+from fwpkm_jax.core.sequence.axis import Positions, SequenceAxis
+from fwpkm_jax.core.sequence.halo import halo_exchange
 
 
 class AttentionCache(NamedTuple):
@@ -87,7 +87,7 @@ def _behind(
 def cache_before_shard(
     key: Float[Array, "batch length kv_heads head"],
     value: Float[Array, "batch length kv_heads head"],
-    at: Places,
+    at: Positions,
     *,
     axis: SequenceAxis,
     cache: AttentionCache,
@@ -110,7 +110,7 @@ def cache_before_shard(
       that goes on; None if rows are one document.
     """
     numbers = jnp.zeros_like(at.positions) if at.numbers is None else at.numbers
-    keys, values, positions, before_numbers = tokens_before(
+    keys, values, positions, before_numbers = halo_exchange(
         (key, value, at.positions, numbers),
         (cache.keys, cache.values, cache.positions, jnp.zeros_like(cache.positions)),
         axis=axis,

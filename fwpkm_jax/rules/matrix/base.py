@@ -28,7 +28,7 @@ from fwpkm_jax.core.recurrence.transition import (
     log_kept,
 )
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.sequence.in_turn import state_in_turn
+from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 from fwpkm_jax.rules.matrix.gates import GateInputs, LearnedGates
@@ -293,7 +293,7 @@ class AbstractMatrixRule(abc.ABC):
             def step(state: State, inputs: tuple[Tokens, Starts]) -> State:
                 return self.run(inputs[0], state, inputs[1]).final_state
 
-            start = state_in_turn(step, start, (tokens, starts), axis=axis)
+            start = sequential_pass(step, start, (tokens, starts), axis=axis)
         output, end = self.run(tokens, start, starts)
         return RecurrenceOutput(output, axis.from_last(end))
 

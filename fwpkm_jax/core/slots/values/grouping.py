@@ -75,6 +75,7 @@ def _groups_of(
     references = jnp.arange(order.size, dtype=jnp.int32)
     begins = jnp.concatenate([jnp.ones((1,), bool), sorted_ids[1:] != sorted_ids[:-1]])
     group = jnp.cumsum(begins.astype(jnp.int32)) - 1
+    # Back in the order of references, for gathers by token.
     rank = jnp.zeros_like(order).at[order].set(group, unique_indices=True)
     # Every reference of a run writes the same slot; only its first one writes the start.
     slots = (num_slots + references).at[group].set(sorted_ids, indices_are_sorted=True)
@@ -101,6 +102,7 @@ def _sort_by_slot(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]
     if num_slots * ids.size > 2**32:
         slots, order = jax.lax.sort((ids, references), num_keys=1, is_stable=True)
         return slots, order
+    # Slot and reference in one number: a sort of one array, whose ties cannot occur.
     both = ids.astype(jnp.uint32) * np.uint32(ids.size) + references.astype(jnp.uint32)
     slots, order = jnp.divmod(jax.lax.sort(both, is_stable=False), np.uint32(ids.size))
     return slots.astype(jnp.int32), order.astype(jnp.int32)
@@ -115,6 +117,7 @@ def reference_counts(groups: SlotGroups, counted: TokenWeights | SlotWeights) ->
     places = groups.rank.shape[1]
     by_token = counted.ndim == 1
     ordered = counted[groups.order // places] if by_token else counted.reshape(-1)[groups.order]
+    # A run's count is the difference of two prefix sums.
     sums = jnp.cumsum(ordered)
     sums = jnp.concatenate([jnp.zeros((1,), sums.dtype), sums])
     return jnp.diff(sums[groups.starts])[groups.rank]

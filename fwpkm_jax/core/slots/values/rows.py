@@ -122,6 +122,7 @@ def _add_by_runs(
         carried = jnp.where((left_group == right_group)[:, None], left_sum, 0.0)
         return right_group, carried + right_sum
 
+    # The last reference of a run then holds the sum of the whole run.
     _, sums = jax.lax.associative_scan(merge, (group, sorted_rows))
     last = jnp.maximum(groups.starts[1:] - 1, 0)
     return values.at[groups.slots].add(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fwpkm_jax.data.tokenizer_json import hf_package
+from fwpkm_jax.lazy_imports import import_extra
 from fwpkm_jax.outside_files import OutsideFileError, shown, without_login
 
 HUB = "hf"
@@ -130,8 +130,8 @@ def hub_client(done: str) -> Any:
       ImportError: it is not installed.
     """
     for module in ("constants", "errors", "hf_api"):  # Become attributes of the package.
-        hf_package(f"huggingface_hub.{module}", done)
-    return hf_package("huggingface_hub", done)
+        import_extra(f"huggingface_hub.{module}", done, extra="hf")
+    return import_extra("huggingface_hub", done, extra="hf")
 
 
 @contextlib.contextmanager

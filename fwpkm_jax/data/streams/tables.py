@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from struct import unpack_from
 from typing import IO, Any
 
 from fwpkm_jax.data.documents import MOST_TEXT_BYTES
 from fwpkm_jax.data.streams.files import AbstractDataFile
+from fwpkm_jax.lazy_imports import import_extra
 from fwpkm_jax.literals import some
 from fwpkm_jax.outside_files import OutsideFileError, reading
 
@@ -197,15 +197,5 @@ def _columns(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
 
 
 def pyarrow_module(name: str) -> Any:
-    """A module of pyarrow, which only some installations have.
-
-    Raises:
-      ImportError: it is not installed; the message says how to install it.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "Parquet and Arrow files are read with pyarrow, which is not installed; run: "
-            "pip install -e '.[data]' in a checkout of fwpkm_jax"
-        ) from error
+    """A module of pyarrow, which only some installations have."""
+    return import_extra(name, "Parquet and Arrow files are read", extra="data")

@@ -79,6 +79,9 @@ class MixerMemory(NamedTuple):
 class AbstractMixerConfig(abc.ABC):
     """The configuration of a token mixer: hashable, and written to a run's `config.json`."""
 
+    registry: ClassVar[str] = "fwpkm_jax.layers.mixers.registry"
+    """The module whose `load_all` imports every mixer of this package."""
+
     @abc.abstractmethod
     def build(
         self,

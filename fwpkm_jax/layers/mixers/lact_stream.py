@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.chunks import map_groups, merge_groups
 from fwpkm_jax.core.streams.documents import in_documents
-from fwpkm_jax.core.streams.queue import Pending, init_pending, push
+from fwpkm_jax.core.streams.pending import Pending, init_pending
+from fwpkm_jax.core.streams.queue import push
 from fwpkm_jax.rules.gradient import GradientChunk
 from fwpkm_jax.rules.lact import LaCTMemory, LaCTRule
 

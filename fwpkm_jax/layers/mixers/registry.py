@@ -86,6 +86,12 @@ def _calling_module() -> str:
     return frame.f_globals["__name__"]
 
 
+def load_all() -> None:
+    """Imports every mixer of this package."""
+    for module in set(_OURS.values()):
+        importlib.import_module(f"{__package__}.{module}")
+
+
 def mixer_names() -> tuple[str, ...]:
     """Every name that `ModelConfig.mixers` may hold now."""
     return tuple(dict.fromkeys([*_OURS, *_MIXERS, *MATRIX_RULES]))

@@ -15,7 +15,8 @@ from fwpkm_jax.core.numerics import compute_dtype, rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer, sigmoid_bias
 from fwpkm_jax.core.streams.cuts import in_chunks
-from fwpkm_jax.core.streams.queue import Pending, append, drop, init_pending
+from fwpkm_jax.core.streams.pending import Pending, init_pending
+from fwpkm_jax.core.streams.queue import append, drop
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.mixers.titans_pieces import in_pieces, real_tokens

@@ -97,6 +97,9 @@ class AbstractMatrixRule(abc.ABC):
     sequences; a layer needs `features` and `gates` besides. All are pure.
     """
 
+    registry: ClassVar[str] = "fwpkm_jax.rules.registry"
+    """As in `AbstractRule`."""
+
     form: ClassVar[Form]
     """The rule as the documentation shows it."""
     decay: ClassVar[Literal["none", "head", "key"]] = "none"

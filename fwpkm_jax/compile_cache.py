@@ -16,6 +16,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax._src import compilation_cache  # TODO: a public one once JAX takes caches of others.
@@ -134,8 +135,8 @@ class _Files(CacheInterface):
     def __init__(self, folder: Path) -> None:
         self._path, self._said = folder, False
 
-    def get(self, key: str) -> bytes | None:
-        """A program; None if there is none, or a damaged one."""
+    def get(self, key: str) -> Any:
+        """The bytes of a program; None if there is none, or a damaged one."""
         file = self._path / f"{key}-cache"
         try:
             content = file.read_bytes()

@@ -80,11 +80,13 @@ class FolderCopy:
           FileNotFoundError: one was removed since.
           StoreError: the store cannot be asked.
         """
-        missing = FileNotFoundError if missing_ok else ()
 
         def fetch(name: str) -> None:
-            with contextlib.suppress(missing):
+            try:
                 self._fetch(name)
+            except FileNotFoundError:
+                if not missing_ok:
+                    raise
 
         wanted = list(self.there if names is None else names)
         with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -68,7 +68,7 @@ def test_a_bfloat16_checkpoint_goes_on_in_float32(tmp_path):
             np.testing.assert_array_equal(np.asarray(before, after.dtype), after)
     # Whoever reads the run has its weights in the model's dtype.
     shapes = jax.eval_shape(partial(initial, model, None))
-    read = read_checkpoint(tmp_path / "checkpoints", 1, shapes).state.params
+    read = read_checkpoint(tmp_path / "checkpoints", 0, shapes).state.params
     assert read["embedding"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(read["embedding"][...], saved.params["embedding"][...])
 

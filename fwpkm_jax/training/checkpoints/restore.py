@@ -279,7 +279,7 @@ def _referred(checkpoint: str) -> Iterator[Path]:
         yield found
 
 
-def _read_stored(path: Path, wanted: Mapping[str, Any], any_groups: bool) -> dict[str, jax.Array]:
+def _read_stored(path: Any, wanted: Mapping[str, Any], any_groups: bool) -> dict[str, jax.Array]:
     """Some arrays of an item, in the dtypes in which they are stored; no other array is read.
 
     Uses Orbax's handlers: unlike its checkpointers, they do not wait for other processes.

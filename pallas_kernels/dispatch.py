@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from fwpkm_jax.core.platform import compiled_for
+from fwpkm_jax.core.platform import compiled_for, platform
 from pallas_kernels import verdicts
 from pallas_kernels.verdicts import Verdict
 
@@ -30,7 +30,7 @@ Kernel = Literal["gpu", "tpu"]
 Implementation = Literal["reference", "gpu", "tpu"]
 
 _LOGGER = logging.getLogger("pallas_kernels")
-_KERNEL_OF_PLATFORM: dict[str, Kernel] = {"gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
+_ALL_KERNELS: tuple[Kernel, ...] = ("gpu", "tpu")
 
 
 class _Simulation(NamedTuple):
@@ -74,7 +74,7 @@ class Operation:
 
     name: str
     refuses: Callable[..., str | None]
-    kernels: tuple[Kernel, ...] = ("gpu", "tpu")
+    kernels: tuple[Kernel, ...] = _ALL_KERNELS
     folder: str | None = None
     check: Callable[[Kernel], None] | None = None
     uses: tuple[str, ...] = ()
@@ -99,31 +99,34 @@ class Operation:
         """
         if backend not in ("auto", "reference", "pallas"):
             raise ValueError(f"backend={backend!r} must be 'auto', 'reference' or 'pallas'.")
+        # `auto` by the caller may be redirected; a request by name may not.
         wanted = _default_backend.value if backend == "auto" else backend
         plain_names = os.environ.get(REFERENCE_VARIABLE, "").split(",")
         if backend == "auto" and {self.name, *self.uses} & {*plain_names}:
             return self._decided("reference", f"by {REFERENCE_VARIABLE}")
         if wanted == "reference":
             return self._decided("reference", "by request")
+        # The check runs the public function, which must not start the check again.
         if _under_check.value is not None:
             return self._decided(_under_check.value, "under check")
-        kernel = _kernel_here()
+        # A simulated device comes before this one, for tests and ahead-of-time compiles.
+        simulation = _simulation.value
+        kernel = platform() if simulation is None else simulation.kernel
         if kernel in self.kernels:
             return self._kernel_or_reference(kernel, backend == "pallas", arguments, options)
-        if backend == "pallas" or (kernel is None and wanted == "pallas"):
+        if backend == "pallas" or (wanted == "pallas" and kernel not in _ALL_KERNELS):
             raise ValueError(
-                f"{self.name}: backend='pallas' has no kernel for platform "
-                f"{jax.default_backend()!r}; use 'auto' or 'reference', or run inside "
-                "pallas_kernels.dispatch.interpret_kernels('tpu')."
+                f"{self.name}: backend='pallas' has no kernel for platform {kernel!r}; use 'auto' "
+                "or 'reference', or run inside pallas_kernels.dispatch.interpret_kernels('tpu')."
             )
-        reason = f"no kernels for {kernel or jax.default_backend()}"
-        return self._decided("reference", reason, log_level=logging.INFO)
+        return self._decided("reference", f"no kernels for {kernel}", log_level=logging.INFO)
 
     def _kernel_or_reference(
         self, kernel: Kernel, by_name: bool, arguments: Any, options: Any
     ) -> Implementation:
         """The kernel if it can run here; otherwise the reference, or an error if asked by name."""
         simulated = _simulation.value is not None
+        # The device first, then the arguments, then the check, which is the slowest.
         lacking = None if simulated else _device_lacks(kernel)
         lacking = lacking or self.refuses(kernel, *arguments, **options)
         failure = None if simulated or lacking else self._failure(kernel)
@@ -218,14 +221,6 @@ def _traced_once(function, options, *arrays):
     return function(*arrays, **dict(options))
 
 
-def _kernel_here() -> Kernel | None:
-    """The kind of kernel of this device, or of the one that is simulated; None: it has none."""
-    simulation = _simulation.value
-    if simulation is not None:
-        return simulation.kernel
-    return _KERNEL_OF_PLATFORM.get(jax.default_backend())
-
-
 def interpreted() -> bool:
     """Whether kernels that are traced now will run in Pallas's interpreter."""
     return _simulation.value is not None and _simulation.value.interpreted
@@ -257,24 +252,6 @@ def compile_kernels(kernel: Kernel) -> Iterator[None]:
     """
     with _simulation(_Simulation(kernel, interpreted=False)), compiled_for(kernel):
         yield
-
-
-@contextlib.contextmanager
-def checked_anew() -> Iterator[None]:
-    """Clears the records of checked kernels and logged lines, and restores them afterwards.
-
-    Inside, each kernel is compared with the reference again before its first use.
-    """
-    checked, logged = dict(_checked), set(_logged)
-    _checked.clear()
-    _logged.clear()
-    try:
-        yield
-    finally:
-        _checked.clear()
-        _checked.update(checked)
-        _logged.clear()
-        _logged.update(logged)
 
 
 @contextlib.contextmanager

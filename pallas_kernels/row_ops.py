@@ -60,10 +60,11 @@ def ops_of(kernel: Kernel) -> RowOps:
         back = functools.partial(exchange_back, read_and_dot=read_and_dot, dot=dot, add=add)
         return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=dot, add=add)
     # Imported here, because it is slow to import and other devices do not need it.
-    from pallas_kernels.mosaic_gpu import in_turn
+    from pallas_kernels.mosaic_gpu import sequential_vmap
 
     return RowOps(
-        batched=in_turn,  # Whole scans in turn: a table is laid out once for all of its chunks.
+        # Whole scans one after the other: a table is laid out once for all of its chunks.
+        batched=sequential_vmap,
         new_log=_new_log_on_gpu,
         runs=module_of("slot_add", kernel).runs_of,
         exchange=_exchange_on_gpu,
@@ -196,7 +197,7 @@ def exchange_errors(spec: Any, kernel: Kernel) -> dict[str, float]:
     @functools.partial(jax.jit, static_argnums=0)
     def results(ops: RowOps, values: jax.Array, rows: ChunkRows) -> tuple[Any, ...]:
         def scan(rows: ChunkRows) -> tuple[jax.Array, jax.Array]:
-            out = value_scan(values, slot_ids, rows, groups=groups, write=PLAIN, ops=ops)
+            out = value_scan(values, slot_ids, rows, groups, PLAIN, ops)
             return out.output, out.values
 
         read, back, written = jax.vjp(scan, rows, has_aux=True)

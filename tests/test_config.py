@@ -143,7 +143,7 @@ def test_an_unknown_option_gets_the_nearest_name(typo, nearest):
         ("--training.memory.groups 3", "training.memory.groups=3 does not divide the 4 sequences"),
         ("--model.attention.num_kv_heads 3", "multiple of model.attention.num_kv_heads=3; query"),
         ("--model.attention.yarn.factor x", "--model.attention.yarn.factor is 'x'; it takes a nu"),
-        ("--model.attention.yarn.factor 0.1", "model.attention.yarn.factor=0.1 would shorten"),
+        ("--model.attention.yarn.factor 0.1", "model.attention.yarn.factor=0.1 is too small"),
         ("stray", "unexpected argument stray; --help shows what each option takes."),
         ("training.steps=3", "unexpected argument training.steps=3; an option starts with two hy"),
     ],

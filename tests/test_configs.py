@@ -13,7 +13,7 @@ from fwpkm_jax.data import RecallData, TextData, stream_documents, vocab_size
 from fwpkm_jax.paper.models import PSWA, TABLE_1
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run.train import train
-from fwpkm_jax.training.limited import limited_attention
+from fwpkm_jax.training.random_window import random_window
 
 CONFIGS = shipped_configs()
 # Configs share their parts; the first few train each part once.
@@ -39,7 +39,7 @@ def test_every_config_is_valid_and_comes_back_from_json(name):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_attention_of_every_model_can_be_limited_as_its_config_says(name):
     experiment = load_config(name)
-    limited_attention(experiment.model, experiment.training.window_probability)
+    random_window(experiment.model, experiment.training.window_probability)
 
 
 @pytest.mark.by_default("gdn_fa__fwpkm2_6_10", "fa__pkm6_fwpkm2_10", "fast_weight_layer", "titans")

@@ -17,7 +17,7 @@ from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
 PACKAGE = Path(fwpkm_jax.__file__).parent
 
 ALLOWED = {
-    ("layers/mixers/titans_wirings.py", "PersistentTokens"): "the wiring has put it there itself",
+    ("layers/mixers/titans_variants.py", "PersistentTokens"): "the variant has put it there itself",
     ("interchange/hf/described.py", "AttentionConfig"): "which kinds the library has names for",
     ("interchange/hf/described.py", "GatedDeltaNetConfig"): "which kinds the library has names for",
     ("interchange/hf/exported.py", "linear_attention"): "what the library calls a kind of layer",

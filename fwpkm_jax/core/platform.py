@@ -5,9 +5,11 @@ The form is chosen while a function is traced, so a program holds one form only.
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import jax
+
+Form = TypeVar("Form", bound=Callable)
 
 # A user context is part of jit's cache key: a function traced for one device is retraced for
 # another.
@@ -19,15 +21,14 @@ def platform() -> str:
     return _compiled_for.value or jax.default_backend()
 
 
-def by_platform(*arguments: Any, default: Callable[..., Any], **forms: Callable[..., Any]) -> Any:
-    """The result of an operation, by its form for this device.
+def by_platform(*, default: Form, **forms: Form) -> Form:
+    """An operation's form for this device.
 
     Args:
-      *arguments: of the operation.
-      default: its form for devices that have none of their own.
-      **forms: its form by the name of the device: `cpu`, `gpu` or `tpu`.
+      default: for devices that have no form of their own.
+      **forms: by the name of the device: `cpu`, `gpu` or `tpu`.
     """
-    return forms.get(platform(), default)(*arguments)
+    return forms.get(platform(), default)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,9 @@ from fwpkm_jax.literals import nearest
 
 logger = logging.getLogger(__name__)
 
+DEFAULT = ("ppl", "recall")
+"""What runs when no evaluation is named, if it suits the data."""
+
 
 def choose_suite(
     names: Sequence[str], subject: Subject, configs: Mapping[str, Any] | None = None
@@ -54,7 +57,7 @@ def choose_suite(
     if "all" in names:
         chosen = tuple(name for name in suiting if not _lacks(name, subject, configs or {}))
     else:
-        chosen = tuple(names) or tuple(n for n in suiting if EVALS[n].in_default_suite)
+        chosen = tuple(names) or tuple(name for name in DEFAULT if name in suiting)
     for name in chosen:
         if EVALS[name].one_stream:
             check_one_stream(subject.partition, name)

@@ -273,8 +273,8 @@ class Session:
         self._checkpoints.wait()
         # The failed step may have used windows in place of full attention.
         graphdef = setup.graphdef
-        if setup.limited is not None and report.metrics["limited"]:
-            graphdef = setup.limited.graphdef
+        if setup.windowed is not None and report.metrics["windowed"]:
+            graphdef = setup.windowed.graphdef
         # The search runs operation by operation on one device; every process repeats it.
         newest = int(state.step)
         config = setup.experiment.training

@@ -129,6 +129,10 @@ class OptimizerConfig:
                 f"schedule={self.schedule} lowers the learning rate, which name=schedule_free "
                 "replaces by an average; set schedule=constant."
             )
+        if not self.betas[0] > 0:
+            raise ValueError(
+                f"betas={self.betas}: name=schedule_free divides by the first; set it above 0."
+            )
         if self.precision != "float32":
             raise ValueError(
                 f"precision={self.precision} may store weights in bfloat16, and the steps of "
@@ -279,7 +283,7 @@ def side_by_side(tree: Any) -> Any:
     Args:
       tree: arrays, of which none is divided over devices: the array of all would gather them.
     """
-    return by_platform(tree, gpu=joined, default=lambda tree: tree)
+    return by_platform(gpu=joined, default=lambda tree: tree)(tree)
 
 
 def joined(tree: Any) -> Any:

@@ -19,7 +19,6 @@ from fwpkm_jax.data import RecallData
 from fwpkm_jax.models import count_parameters
 from fwpkm_jax.paper.models import paper_model
 from fwpkm_jax.rules import FwPKM
-from fwpkm_jax.rules.base import memory_shapes
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from lab.findings import comparison, generalise, lookup, performance, text
 from lab.findings.needles import HALF
@@ -128,7 +127,7 @@ def _facts(*phrases: str) -> tuple[str, ...]:
 
 def _study_weights(*memory_layers: int) -> str:
     model = variant(HALF, memory_layers=memory_layers).model
-    memory = sum(leaf.size for leaf in jax.tree.leaves(memory_shapes(model.fast_weight.rule)))
+    memory = sum(leaf.size for leaf in jax.tree.leaves(model.fast_weight.rule.memory_shapes))
     weights = count_parameters(model).total - len(memory_layers) * memory
     return f"{weights / 1e6:.2f}M slow weights"
 

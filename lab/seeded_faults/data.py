@@ -67,9 +67,9 @@ FAULTS = (
         _TEXT,
     ),
     Fault(
-        "documents: errors name the wrong offset",
-        "\n        start += len(line)",
-        "\n            start += len(line)",
+        "documents: errors name the wrong line",
+        "\n        number, byte = number + 1, byte + len(line)",
+        "\n            number, byte = number + 1, byte + len(line)",
         _TEXT,
     ),
     Fault(

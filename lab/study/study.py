@@ -31,9 +31,9 @@ from typing import Any
 
 from benchmarks.options import parse
 from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, Subject, run_suite
-from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig
-from fwpkm_jax.evaluation.longbench.evaluate import LongBenchConfig
 from fwpkm_jax.evaluation.reconfigure import reconfigure
+from fwpkm_jax.paper.evaluation.continual import ContinualConfig
+from fwpkm_jax.paper.evaluation.longbench import LongBenchConfig
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
 from lab.study import controls

@@ -58,10 +58,8 @@ def add_rms_norm(
         total = x if branch is None else x + branch
         scale = jnp.expand_dims(scale, range(x.ndim - 1))
         return AddRMSNorm(total, (rms_normalize(total, eps=eps) * scale).astype(x.dtype))
-    rows = (-1, x.shape[-1])
-    branch = None if branch is None else branch.reshape(rows)
-    kernels = module_of("add_rms_norm", chosen)
-    results = run_kernels(kernels, x.reshape(rows), branch, scale, eps=float(eps))
+    terms = (y if y is None else y.reshape(-1, y.shape[-1]) for y in (x, branch))
+    results = run_kernels(module_of("add_rms_norm", chosen), *terms, scale, eps=float(eps))
     return AddRMSNorm(*(y.reshape(x.shape) for y in results))
 
 

@@ -89,6 +89,7 @@ def backward(
             )
             unit = x * inverse
             scaled = normed * scale
+            # What lies along the normalised row does not pass the norm.
             mean = jnp.sum(scaled * unit) * (1 / width)
             x_bar[token] = (above + inverse * (scaled - unit * mean)).astype(x_bar.dtype)
             return scale_bar + normed * unit

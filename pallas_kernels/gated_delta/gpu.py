@@ -2,8 +2,8 @@
 
 A GPU has more processors than a batch has memories. So only the walk (`gpu_walk`), with two
 products per chunk, is sequential. The other stages are parallel, with one program for each chunk of
-each head: the preparation (`gpu_prepare`), the output (`gpu_read`) and the cotangents
-(`gpu_before_walk`, `gpu_after_walk`). The backward pass walks the transposed recurrence to find the
+each head: what the walks read (`gpu_prepare`), the output (`gpu_read`) and the cotangents
+(`gpu_after_walk`). The backward pass walks the transposed recurrence to find the
 memory's cotangent after every chunk. All stages are Mosaic GPU kernels; XLA only computes vectors
 with one number per token.
 """
@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from pallas_kernels.gated_delta.arguments import CHUNK, Inputs, Residuals, Saved, Vectors
 from pallas_kernels.gated_delta.chunk import chunk_decays
 from pallas_kernels.gated_delta.gpu_after_walk import after_walk
-from pallas_kernels.gated_delta.gpu_before_walk import before_walk
 from pallas_kernels.gated_delta.gpu_chunk import span_sums
-from pallas_kernels.gated_delta.gpu_prepare import prepare
+from pallas_kernels.gated_delta.gpu_prepare import before_walk, prepare
 from pallas_kernels.gated_delta.gpu_read import read
 from pallas_kernels.gated_delta.gpu_walk import walk
 

@@ -100,6 +100,7 @@ def _forward_kernel(
 ):
     @pl.when(pl.program_id(2) == 0)
     def _():
+        # The block stays in VMEM over all chunks, so that it is the memory they update.
         state[...] = start[...]
 
     def forward(*arrays: jax.Array):
@@ -123,13 +124,15 @@ def _backward_kernel(*refs, shape, scale):
         d_state[...] = d_end[...]
 
     def backward(*arrays: jax.Array):
-        return chunk_backward(*arrays, side=shape.side, scale=scale)
+        inputs = Inputs(*arrays[:6])
+        return chunk_backward(inputs, *arrays[6:], side=shape.side, scale=scale)
 
     of_chunk = shape.of_chunk(query, key, value, log_decay, beta)
     saved = states[0, 0], inverses[0, 0]
     gradients = jax.vmap(backward)(*of_chunk, *saved, shape.split(d_output[0]), d_state[0])
     for ref, gradient in zip((d_query, d_key, d_value), gradients[:3], strict=True):
         shape.join(ref, gradient)
+    # Without the axis of the one row that a vector is in a tile.
     d_log_decay[0, 0, 0] = gradients.log_decay[:, 0]
     d_beta[0, 0, 0] = gradients.beta[:, 0]
     d_state[0] = gradients.state

@@ -12,7 +12,6 @@ from fwpkm_jax.core.slots.write import KeyWrite
 from pallas_kernels.checks import LANES
 from pallas_kernels.dispatch import (
     Backend,
-    Implementation,
     Kernel,
     Operation,
     module_of,
@@ -44,14 +43,12 @@ def key_loops(
     """
     by_request = "auto" if backend == "pallas" else backend
     chosen = KEY_SCAN.choose(by_request, keys, queries, top_k, key_write)
-    return loops_of(chosen, top_k)
+    return KeyLoops() if chosen == "reference" else loops_of(chosen, top_k)
 
 
-def loops_of(chosen: Implementation, top_k: int) -> KeyLoops:
-    """The loops of one implementation."""
-    if chosen == "reference":
-        return KeyLoops()
-    gpu = module_of("key_scan", chosen)
+def loops_of(kernel: Kernel, top_k: int) -> KeyLoops:
+    """The loops of a device's kernels."""
+    gpu = module_of("key_scan", kernel)
     return KeyLoops(functools.partial(gpu.forward, top_k), gpu.backward, gpu.to_queries)
 
 

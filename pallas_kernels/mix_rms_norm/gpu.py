@@ -88,7 +88,9 @@ def backward(
             place = _place(token, laid)
             one, other = row(x, place), row(y, token)
             above = row(normed_bar, token).astype(jnp.float32)
+            # The mix again, from the arrays that it is made of.
             unit = (share * one + (1.0 - share) * other) * inverse
+            # Through the norm: what lies along the normalised row does not pass.
             mixed_bar = inverse * (above - unit * (jnp.sum(above * unit) * (1 / width)))
             x_bar[place] = share * mixed_bar
             y_bar[token] = (1.0 - share) * mixed_bar

@@ -1,7 +1,7 @@
 """`select_slots`: chooses an implementation of the operation and defines its derivatives."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -126,9 +126,10 @@ def _choose(
     chosen: Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
 ) -> SubKeyChoice:
     """The best sub-keys by one implementation; gradients flow through their scores alone."""
-    kernels = None if chosen == "reference" else module_of("product_top_k", chosen)
-    way = best_sub_keys if kernels is None else kernels.choose_sub_keys
-    return way(queries, keys, top_k=top_k, score=score)
+    how: Any = {"top_k": top_k, "score": score}
+    if chosen == "reference":
+        return best_sub_keys(queries, keys, **how)
+    return module_of("product_top_k", chosen).choose_sub_keys(queries, keys, **how)
 
 
 def _choose_forward(chosen, top_k, score, queries, keys):
@@ -152,9 +153,10 @@ def _pair(
     chosen: Implementation, num_subkeys: int, ids: jax.Array, scores: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Ids and scores of the best slots by one implementation."""
-    kernels = None if chosen == "reference" else module_of("product_top_k", chosen)
-    way = best_pairs if kernels is None else kernels.pair_sub_keys
-    return way(SubKeyChoice(ids, scores), num_subkeys=num_subkeys)
+    choice = SubKeyChoice(ids, scores)
+    if chosen == "reference":
+        return best_pairs(choice, num_subkeys=num_subkeys)
+    return module_of("product_top_k", chosen).pair_sub_keys(choice, num_subkeys=num_subkeys)
 
 
 def _pair_forward(chosen, num_subkeys, ids, scores):

@@ -21,10 +21,10 @@ from pallas_kernels.short_convolution.gpu_program import (
     activated,
     compiler_params,
     for_each_block,
-    in_turn,
     inputs_before_tile,
     load,
     over_columns,
+    pipelined,
     plan,
     rows_of,
     tile_of,
@@ -79,6 +79,7 @@ def forward(
             mine = pl.ds(row, block.rows_here)
             there = pl.ds(block.first + row, block.rows_here), pl.ds(block.column, block.width)
             tap = [load(given["weight"][number].at[j, mine], block) for j in range(taps)]
+            # A sliding window of inputs in registers: each is loaded once in a tile.
             recent = inputs_before_tile(
                 given["x"].at[sequence, :, *there], given["before"][number].at[sequence, :, mine],
                 first, block,
@@ -86,6 +87,7 @@ def forward(
             together = IN_FLIGHT["forward"] // block.vector
 
             def fetch(i: Any) -> Any:
+                # Groups behind the end read the last token again, and are not used.
                 tokens = [
                     jnp.minimum(first + i * together + j, length - 1) for j in range(together)
                 ]
@@ -105,7 +107,7 @@ def forward(
                     recent = inputs[1:]
                 return recent
 
-            in_turn(tile // together, fetch, use, recent)
+            pipelined(tile // together, fetch, use, recent)
 
         for_each_block(blocks, of_block)
 

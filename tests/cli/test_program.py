@@ -57,7 +57,7 @@ def test_an_unknown_command_gets_the_nearest_name(capsys):
         ("eval r --limit few", "--limit is 'few'; it takes None or an integer."),
         ("eval r --step worst", "--step is 'worst'; it takes None, an integer or best."),
         ("generate r --write maybe", "--write is 'maybe'; it takes False or True."),
-        ("generate r --sampling.temperature -1", "sampling.temperature=-1.0 must be 0 (greedy)"),
+        ("generate r --sampling.temperature -1", "sampling.temperature=-1.0 is too small; use 0"),
         ("chat r", "--memory is missing: Name of the memory, which is loaded, or begun, and"),
         ("memories r --show", "--show has no value; --help says what it takes."),
         ("report r s", "unexpected argument s; --help shows what each option takes."),

@@ -108,7 +108,7 @@ def test_a_key_says_nothing_about_its_value_across_documents():
         ({"num_facts": 0}, "num_facts=0 is too small; use 1"),
         ({"min_distance": 1}, "min_distance=1 is too small; use 2"),
         ({"num_workers": -1}, "num_workers=-1 is too small"),
-        ({"other_loss_weight": -0.5}, "other_loss_weight=-0.5 must be 0 or more"),
+        ({"other_loss_weight": -0.5}, "other_loss_weight=-0.5 is too small; use 0 or more"),
         ({"other_loss_weight": float("nan")}, "other_loss_weight=nan"),
         ({"length": 156}, "length=156 cannot hold .* raise length to 157"),
     ],

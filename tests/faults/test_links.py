@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from fwpkm_jax import cli, memories
-from fwpkm_jax.data.prepare import prepare
-from fwpkm_jax.data.prepare.files import hold
-from fwpkm_jax.data.prepare.text_files import text_files
+from fwpkm_jax.data.prepare import prepare, text_files
+from fwpkm_jax.data.prepare.lock import hold
 from fwpkm_jax.evaluation.report import write_report
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.run.train import train

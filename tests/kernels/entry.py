@@ -1,15 +1,18 @@
 """The description of an operation for the shared tests."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 
+from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Kernel
 from pallas_kernels.spec import Comparison, Spec
 
@@ -121,6 +124,22 @@ def interpreted_only(**specs):
         return f"other specs interpret the same branches on the {kernel}'s side"
 
     return not_interpreted
+
+
+@contextlib.contextmanager
+def checked_again():
+    """Clears the records of checked kernels and logged lines, and restores them afterwards.
+
+    Inside, each kernel is compared with the reference again before its first use.
+    """
+    with mock.patch.dict(dispatch._checked, clear=True):
+        logged = {*dispatch._logged}
+        dispatch._logged.clear()
+        try:
+            yield
+        finally:
+            dispatch._logged.clear()
+            dispatch._logged.update(logged)
 
 
 def equations(jaxpr):

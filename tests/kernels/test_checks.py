@@ -43,7 +43,7 @@ WRONG = {
         lambda x: (x[0].at[..., :64].mul(1.01), *x[1:]),
         "'x'",
     ),
-    "gated_delta": ("one_token", gated_delta, "forward", in_output, r"\[0\]\[0\]"),
+    "gated_delta": ("one_token", gated_delta, "forward", in_output, "output"),
 }
 
 

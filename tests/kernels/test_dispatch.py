@@ -8,6 +8,7 @@ import jaxtyping
 import pytest
 
 from pallas_kernels import dispatch, verdicts
+from tests.kernels.entry import checked_again
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +16,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clears earlier checks and log lines, ignores --backend for `auto`, and runs checks in this
     process, as on a TPU."""
     monkeypatch.setattr(verdicts, "has_name", lambda check: False)
-    with dispatch.checked_anew(), dispatch.default_backend("auto"), dispatch._simulation(None):
+    with checked_again(), dispatch.default_backend("auto"), dispatch._simulation(None):
         yield
 
 

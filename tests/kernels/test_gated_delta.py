@@ -15,6 +15,7 @@ from pallas_kernels.gated_delta import (
     chunk_gated_delta_rule,
     chunk_gradients,
 )
+from pallas_kernels.gated_delta.arguments import Inputs
 from pallas_kernels.gated_delta.gpu_chunk import span_sums
 from pallas_kernels.gated_delta.gpu_prepare import prepare
 from pallas_kernels.gated_delta.specs import SPECS, GatedDeltaSpec, sample
@@ -130,7 +131,7 @@ def test_one_chunks_backward_pass_is_exact_in_float64():
         (output, state), pull, inverse = jax.vjp(
             jax.jit(lambda *x: (forward(*x)[:2], forward(*x)[2])), *inputs, has_aux=True
         )
-        actual = chunk_gradients.chunk_backward(*inputs, inverse, output, state, scale=0.7)
+        actual = chunk_gradients.chunk_backward(Inputs(*inputs), inverse, output, state, scale=0.7)
         assert_close(tuple(actual), pull((output, state)), 1e-12)
 
 

@@ -12,7 +12,7 @@ from pallas_kernels.slot_add.api import slot_add
 from pallas_kernels.slot_add.specs import sample as sample_add
 from pallas_kernels.slot_read.api import slot_dot, slot_read
 from pallas_kernels.slot_read.specs import RowSpec, sample, sample_dot
-from tests.kernels.entry import equal_or_close, equations
+from tests.kernels.entry import checked_again, equal_or_close, equations
 
 SMALL = RowSpec(name="small", tokens=5, places=2, slots=16)
 
@@ -61,7 +61,7 @@ def test_kernels_run_eagerly_inside_a_trace_as_a_devices_check_does(kernel):
 
     @jax.jit
     def checked(x):
-        with dispatch.checked_anew():
+        with checked_again():
             operation = dispatch.Operation("rows", lambda kernel: None, check=check)
             failures.append(operation._failure(kernel))
         return x

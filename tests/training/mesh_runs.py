@@ -105,7 +105,7 @@ def whole_model() -> ModelConfig:
 
 
 def family_model() -> ModelConfig:
-    """The rest of the family: matrix memories, Titans' wirings, a Fast Weight Layer, retention."""
+    """The rest of the family: matrix memories, Titans' variants, a Fast Weight Layer, retention."""
     small = small_model()
     retention = Retention(hardening=0.5, relocation=1.0)
     rule = dataclasses.replace(small.fast_weight.rule, retention=retention)

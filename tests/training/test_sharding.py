@@ -194,7 +194,7 @@ def test_a_mesh_of_another_size_than_the_machine_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"mesh\.data=2 x mesh\.fsdp=2 .* 4 devices.* are 1 \(cpu"):
         train(experiment)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="model=0 must be at least 1"):
+    with pytest.raises(ValueError, match="model=0 is too small; use 1"):
         MeshConfig(model=0)
 
 

@@ -6,7 +6,7 @@ from fwpkm_jax.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
-    from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, OwnMemory
+    from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, MixerMemory
     from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
     from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
     from fwpkm_jax.layers.mixers.matrix_memory import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from fwpkm_jax.layers.mixers.titans import Titans
     from fwpkm_jax.layers.mixers.titans_config import TitansConfig
-    from fwpkm_jax.layers.mixers.titans_wirings import (
+    from fwpkm_jax.layers.mixers.titans_variants import (
         TitansMAC,
         TitansMAG,
         TitansMAL,
@@ -43,7 +43,7 @@ __all__ = [
     "MatrixMemory",
     "MatrixMemoryConfig",
     "MatrixMixerConfig",
-    "OwnMemory",
+    "MixerMemory",
     "PersistentTokens",
     "Titans",
     "TitansConfig",
@@ -65,7 +65,7 @@ __getattr__, __dir__ = lazy_names(
             "AbstractMixer",
             "AbstractMixerConfig",
             "Mask",
-            "OwnMemory",
+            "MixerMemory",
         ),
         "fwpkm_jax.layers.mixers.gated_delta_net": ("GatedDeltaNet", "GatedDeltaNetConfig"),
         "fwpkm_jax.layers.mixers.lact": ("LaCT", "LaCTConfig"),
@@ -83,7 +83,7 @@ __getattr__, __dir__ = lazy_names(
         ),
         "fwpkm_jax.layers.mixers.titans": ("Titans",),
         "fwpkm_jax.layers.mixers.titans_config": ("TitansConfig",),
-        "fwpkm_jax.layers.mixers.titans_wirings": (
+        "fwpkm_jax.layers.mixers.titans_variants": (
             "TitansMAC",
             "TitansMAG",
             "TitansMAL",

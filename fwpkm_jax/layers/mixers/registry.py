@@ -25,12 +25,12 @@ _OURS = {
     "swa": "attention",
     "gdn": "gated_delta_net",
     "lact": "lact",
-    "titans": "titans_wirings",
-    "ttt_linear": "titans_wirings",
-    "ttt_mlp": "titans_wirings",
-    "titans_mac": "titans_wirings",
-    "titans_mag": "titans_wirings",
-    "titans_mal": "titans_wirings",
+    "titans": "titans_variants",
+    "ttt_linear": "titans_variants",
+    "ttt_mlp": "titans_variants",
+    "titans_mac": "titans_variants",
+    "titans_mag": "titans_variants",
+    "titans_mal": "titans_variants",
 }
 """This package's mixers, and the module beside this one that registers each when it is imported."""
 

@@ -47,6 +47,7 @@ class GatedRFA(AbstractMatrixRule):
     )
     decay: ClassVar = "head"
     transition: ClassVar = "fades"
+    learned_gates: ClassVar = LearnedGates(decay=True, decay_bias=3.0, decay_of_step=sigmoid_bias)
 
     feature_map: FeatureMap = "random"
 
@@ -81,10 +82,6 @@ class GatedRFA(AbstractMatrixRule):
         written = forgotten(tokens.log_decay)[..., None] * with_one(tokens.value)
         out = super().chunked(tokens._replace(value=written), state, starts)
         return out._replace(output=divided(out.output))
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(decay=True, decay_bias=3.0, decay_of_step=sigmoid_bias)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return jax.nn.log_sigmoid(given(inputs.decay)), None

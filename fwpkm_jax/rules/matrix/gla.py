@@ -42,6 +42,10 @@ class GLA(AbstractMatrixRule):
         source="arXiv:2312.06635",
     )
     decay: ClassVar = "key"
+    # The gate is sigmoid(x)^(1 / temperature), so that decays begin near 1.
+    learned_gates: ClassVar = LearnedGates(
+        decay=True, decay_of_step=lambda step: sigmoid_bias(_TEMPERATURE * step)
+    )
 
     chunk_size: int = 16  # Decays per channel cost more in longer chunks, on a CPU.
 
@@ -57,12 +61,6 @@ class GLA(AbstractMatrixRule):
             return jnp.sum(forget * jnp.square(matrix)) / 2 - agreement(matrix, token)
 
         return (LocalLoss(loss),)
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(
-            decay=True, decay_of_step=lambda step: sigmoid_bias(_TEMPERATURE * step)
-        )
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return jax.nn.log_sigmoid(given(inputs.decay)) / _TEMPERATURE, None

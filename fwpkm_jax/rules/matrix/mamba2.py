@@ -48,6 +48,10 @@ class Mamba2(AbstractMatrixRule):
     decay: ClassVar = "head"
     strength: ClassVar = True
     transition: ClassVar = "fades"
+    # softplus(-4) = 0.018, amid the published range of time steps.
+    learned_gates: ClassVar = LearnedGates(
+        strength=True, log_rate=True, strength_bias=-4.0, strength_of_step=softplus_bias
+    )
 
     convolution: bool = True
 
@@ -67,13 +71,6 @@ class Mamba2(AbstractMatrixRule):
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         written = given(tokens.strength)[..., None] * tokens.value
         return super().chunked(tokens._replace(value=written), state, starts)
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        # softplus(-4) = 0.018, amid the published range of time steps.
-        return LearnedGates(
-            strength=True, log_rate=True, strength_bias=-4.0, strength_of_step=softplus_bias
-        )
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         step = given(inputs.strength)

@@ -51,6 +51,7 @@ class MLSTMTransition(NamedTuple):
         return MLSTMTransition(self.log_kept + later.log_kept, later.after(self.end))
 
     def after(self, state: MLSTMState) -> MLSTMState:
+        # Both memories over the larger of both scales, so that neither exponential overflows.
         kept = self.log_kept + state.log_scale
         log_scale = jnp.maximum(kept, self.end.log_scale)
         old, new = (jnp.exp(x - log_scale) for x in (kept, self.end.log_scale))
@@ -83,6 +84,9 @@ class MLSTM(AbstractMatrixRule):
     strength: ClassVar = True
     no_strength: ClassVar = -jnp.inf
     transition: ClassVar = "other"  # `part` has its own.
+    learned_gates: ClassVar = LearnedGates(
+        decay=True, strength=True, decay_bias=4.0, decay_of_step=sigmoid_bias
+    )
 
     convolution: bool = True
 
@@ -131,10 +135,6 @@ class MLSTM(AbstractMatrixRule):
         kept = log_kept(tokens.log_decay, starts, like=tokens.key)
         return MLSTMTransition(kept[..., 0], end)
 
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(decay=True, strength=True, decay_bias=4.0, decay_of_step=sigmoid_bias)
-
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return jax.nn.log_sigmoid(given(inputs.decay)), given(inputs.strength)
 
@@ -168,6 +168,7 @@ def _running_scale(
         at = starts[:, :, None]
         log_i = jnp.where(at, jnp.maximum(log_f, log_i), log_i)
         log_f = jnp.where(at, -jnp.inf, log_f)
+    # m_t = max(log f_t + m_{t-1}, log i_t) is linear in the max-plus algebra.
     kept, largest = jax.lax.associative_scan(join, (log_f, log_i), axis=1)
     start = start[:, None]
     return jnp.concatenate([start, jnp.maximum(kept + start, largest)], axis=1)

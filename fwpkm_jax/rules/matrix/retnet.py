@@ -50,6 +50,7 @@ class RetNet(AbstractMatrixRule):
         return (fading_sum_loss(token),)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        # Heads keep 31/32, 63/64, ..., as published.
         share = 1 - 2.0 ** (-5 - np.arange(inputs.shape[2]))
         log_decay = jnp.asarray(np.log(share), jnp.float32)[None, None]
         return jnp.broadcast_to(log_decay, inputs.shape), None

@@ -283,24 +283,6 @@ def _read_memories(folder: Path) -> None:
     jax.block_until_ready(state)
 
 
-def _questions(folder: Path) -> None:
-    from tests.evaluation.questions.test_ruler import HOTPOT, SQUAD
-
-    folder.mkdir(exist_ok=True)
-    prompts = {"qa1": {"instruction": "Answer.", "examples": "", "post_prompt": "One word."}}
-    for name, value in (("squad", SQUAD), ("hotpot", HOTPOT), ("prompts", prompts)):
-        (folder / f"{name}.json").write_text(json.dumps(value))
-
-
-def _read_questions(folder: Path) -> None:
-    from fwpkm_jax.evaluation.babilong.evaluate import read_prompts
-    from fwpkm_jax.evaluation.ruler.documents import read_hotpotqa, read_squad
-
-    read_squad(folder / "squad.json")
-    read_hotpotqa(folder / "hotpot.json")
-    read_prompts(folder / "prompts.json", ["qa1"])
-
-
 READERS: dict[str, Reader] = {
     "safetensors": Reader(_hf, {"model.safetensors": damage.of_safetensors}, _read_hf),
     "index": Reader(_sharded, {"model.safetensors.index.json": damage.of_json}, _read_hf),
@@ -333,15 +315,6 @@ READERS: dict[str, Reader] = {
     ),
     "memory": Reader(_memories, {"alice.safetensors": _of_memory, "bob.safetensors": _of_memory},
                      _read_memories),
-    "questions": Reader(
-        _questions,
-        {
-            "squad.json": damage.of_json,
-            "hotpot.json": damage.of_json,
-            "prompts.json": damage.of_json,
-        },
-        _read_questions,
-    ),
     "run configuration": Reader(_run, {"config.json": damage.of_json}, _read_run),
     "report": Reader(
         _run,

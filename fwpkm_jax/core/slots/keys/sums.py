@@ -31,8 +31,9 @@ def sub_key_totals(
     coefficients: Coefficients, sub_key_ids: Ids, num_subkeys: int
 ) -> Float[Array, "heads 2 subkeys"]:
     """The coefficients of each sub-key, summed over the tokens that chose it."""
-    forms = {"cpu": _totals_by_rows, "default": _totals_by_products}
-    return by_platform(coefficients, sub_key_ids, num_subkeys, **forms)
+    return by_platform(cpu=_totals_by_rows, default=_totals_by_products)(
+        coefficients, sub_key_ids, num_subkeys
+    )
 
 
 # The cotangents of the next three are computed by the other two, so derivatives of any order exist.
@@ -43,22 +44,21 @@ def add_to_sub_keys(
     coefficients: Coefficients, sub_key_ids: Ids, vectors: Vectors, num_subkeys: int
 ) -> Float[Array, "heads 2 subkeys half"]:
     """Adds each token's vector, times a coefficient, to every sub-key that it chose."""
-    forms = {"cpu": _add_by_rows, "default": _add_by_products}
-    return by_platform(coefficients, sub_key_ids, vectors, num_subkeys, **forms)
+    return by_platform(cpu=_add_by_rows, default=_add_by_products)(
+        coefficients, sub_key_ids, vectors, num_subkeys
+    )
 
 
 @jax.custom_vjp
 def sum_of_sub_keys(coefficients: Coefficients, sub_key_ids: Ids, keys: SubKeys) -> Vectors:
     """Each token's weighted sum of the sub-keys that it chose."""
-    forms = {"cpu": _sum_by_rows, "default": _sum_by_products}
-    return by_platform(coefficients, sub_key_ids, keys, **forms)
+    return by_platform(cpu=_sum_by_rows, default=_sum_by_products)(coefficients, sub_key_ids, keys)
 
 
 @jax.custom_vjp
 def dots_of_sub_keys(vectors: Vectors, sub_key_ids: Ids, keys: SubKeys) -> Coefficients:
     """Inner products of each token's vector with the sub-keys that it chose."""
-    forms = {"cpu": _dot_by_rows, "default": _dot_by_products}
-    return by_platform(vectors, sub_key_ids, keys, **forms)
+    return by_platform(cpu=_dot_by_rows, default=_dot_by_products)(vectors, sub_key_ids, keys)
 
 
 def _totals_by_rows(coefficients, sub_key_ids, num_subkeys):

@@ -63,9 +63,9 @@ def group_chunks(slot_ids: Int[Array, "chunks tokens places"], *, num_slots: int
     by_chunk = jax.vmap(lambda x: _sort_by_slot(x, num_slots))
     at_once = functools.partial(_sort_chunks, num_slots=num_slots)
     fits = ids.shape[0] * num_slots <= 2**31
-    sorted_ids, order = by_platform(ids, gpu=at_once if fits else by_chunk, default=by_chunk)
+    sort = by_platform(gpu=at_once if fits else by_chunk, default=by_chunk)
     groups = jax.vmap(lambda *x: _groups_of(*x, num_slots=num_slots))
-    return groups(slot_ids, sorted_ids, order)
+    return groups(slot_ids, *sort(ids))
 
 
 def _groups_of(
@@ -113,9 +113,8 @@ def reference_counts(groups: SlotGroups, counted: TokenWeights | SlotWeights) ->
     each slot of the table. With `counted [tokens, places]`, single references can be left out.
     """
     places = groups.rank.shape[1]
-    if counted.ndim == 1:
-        sums = jnp.cumsum(counted[groups.order // places])
-    else:
-        sums = jnp.cumsum(counted.reshape(-1)[groups.order])
+    by_token = counted.ndim == 1
+    ordered = counted[groups.order // places] if by_token else counted.reshape(-1)[groups.order]
+    sums = jnp.cumsum(ordered)
     sums = jnp.concatenate([jnp.zeros((1,), sums.dtype), sums])
     return jnp.diff(sums[groups.starts])[groups.rank]

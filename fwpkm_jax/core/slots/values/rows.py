@@ -20,12 +20,12 @@ _dot = functools.partial(jnp.einsum, "tpv,tv->tp", precision=_FULL)  # Of rows w
 
 def read_rows(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
     """Weighted sums of rows, one per token: as `table.slot_read`, without a backward pass."""
-    return by_platform(values, slot_ids, weights, cpu=read_by_blocks, default=_read_unrolled)
+    return by_platform(cpu=read_by_blocks, default=_read_unrolled)(values, slot_ids, weights)
 
 
 def dot_rows(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
     """Inner products of each token's vector with the rows it reads."""
-    return by_platform(values, slot_ids, vectors, cpu=dot_by_blocks, default=_dot_at_once)
+    return by_platform(cpu=dot_by_blocks, default=_dot_at_once)(values, slot_ids, vectors)
 
 
 def read_and_dot_rows(
@@ -80,7 +80,8 @@ def add_rows(
     In place in a loop. The sum's order is fixed: a CPU adds one reference after the other; other
     devices sum sorted runs first, so that no two additions meet in one row.
     """
-    return by_platform(values, groups, coefficients, rows, cpu=_add_in_turn, default=_add_by_runs)
+    add = by_platform(cpu=_add_in_turn, default=_add_by_runs)
+    return add(values, groups, coefficients, rows)
 
 
 def _add_in_turn(

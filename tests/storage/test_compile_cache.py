@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import pytest
 from jax._src import compilation_cache
 
-from fwpkm_jax import compile_cache as module
 from fwpkm_jax.addresses import StoreError
 from fwpkm_jax.cli import main
-from fwpkm_jax.compile_cache import compile_cache, default_folder, enable_compile_cache
+from fwpkm_jax.storage import compile_cache as module
+from fwpkm_jax.storage.compile_cache import compile_cache, default_folder, enable_compile_cache
 from fwpkm_jax.storage.stores import Store
 from tests.training import mesh_flags
 from tests.training.runs.stores import KINDS, a_store
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SETTINGS = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",

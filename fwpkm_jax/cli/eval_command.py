@@ -16,11 +16,11 @@ from typing import Any
 
 from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, parse_options, values_of
 from fwpkm_jax.command_line import report, say_error, separate_options, start_logging
-from fwpkm_jax.compile_cache import compile_cache
 from fwpkm_jax.evaluation import EVALS
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.plugins import import_plugins
 from fwpkm_jax.run.evaluate import evaluate
+from fwpkm_jax.storage.compile_cache import compile_cache
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 

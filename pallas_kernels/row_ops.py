@@ -198,7 +198,7 @@ def exchange_errors(spec: Any, kernel: Kernel) -> dict[str, float]:
     @functools.partial(jax.jit, static_argnums=0)
     def results(ops: RowOps, values: jax.Array, rows: ChunkRows) -> tuple[Any, ...]:
         def scan(rows: ChunkRows) -> tuple[jax.Array, jax.Array]:
-            out = value_scan(values, slot_ids, rows, groups, PLAIN, ops)
+            out: Any = value_scan(values, slot_ids, rows, groups, PLAIN, ops)
             return out.output, out.values
 
         read, back, written = jax.vjp(scan, rows, has_aux=True)

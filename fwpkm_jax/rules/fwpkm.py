@@ -201,7 +201,8 @@ class FwPKM(AbstractChunkRule):
             (self.num_heads, 2, self.num_subkeys, self.key_dim // 2),
             (self.num_slots, self.value_dim),
         )
-        keys, values = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+        arrays: Any = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+        keys, values = arrays
         if self.retention is None:
             return FwPKMMemory(keys, values)
         history = functools.partial(init_history, self.retention)
@@ -316,7 +317,8 @@ class FwPKM(AbstractChunkRule):
         if self.retention is not None:
             history, retained = _retained(self, memory, access, chunks, joined)
             how |= retained
-        write = write_values if axes is None else functools.partial(write_split_values, axes=axes)
+        split = functools.partial(write_split_values, axes=axes or MemoryAxes())
+        write: Any = write_values if axes is None else split
         # An overlay runs on one device; the layer refuses one on a mesh.
         if isinstance(memory.values, OverlayTable):
             write = write_overlays

@@ -27,7 +27,7 @@ References: Zhao and Jones 2026, arXiv:2601.00671.
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -308,7 +308,7 @@ def addressing_gradient(
         address.sub_key_scores, slopes, token_weights, usage, score=score
     )
     halves = split_halves(queries)
-    gradient = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
+    gradient: Any = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
     if score == "dot":
         return gradient
     # sum c (q - k) = sum c q - (sum c) k: no difference is formed for each token.

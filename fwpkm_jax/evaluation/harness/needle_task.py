@@ -6,8 +6,10 @@ import importlib
 import itertools
 from typing import Any
 
-from fwpkm_jax.data.documents import find_files, read_documents
 from fwpkm_jax.data.sample import TRAIN
+from fwpkm_jax.data.streams.files import data_files
+from fwpkm_jax.data.streams.formats import read_pieces
+from fwpkm_jax.data.tokenizers import ByteTokenizer
 from fwpkm_jax.evaluation.needle.samples import SampleSettings, build_samples
 
 
@@ -24,8 +26,9 @@ def samples(
     """
     del metadata
     datasets = importlib.import_module("datasets")  # The harness', which calls this.
-    (books,) = find_files(TRAIN)
-    texts = ((one.id, one.text) for one in read_documents(books, field="text"))
+    (books,) = data_files(TRAIN)
+    pieces = read_pieces(books, ByteTokenizer(), field="text")
+    texts = ((one.id, str(one.content)) for one in pieces)
     built = build_samples(texts, SampleSettings(), words=words, seed=seed)
     fields = ("haystack", "question", "answer")
     rows = [{f: getattr(one, f) for f in fields} for one in itertools.islice(built, samples)]

@@ -3,6 +3,8 @@
 The ids of a choice have no cotangent, so no other score takes part.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -52,7 +54,7 @@ def keys_cotangent(
 ) -> SubKeys:
     """The keys' cotangents from `score_coefficients`."""
     subkeys = keys.shape[2]
-    to_keys = add_to_sub_keys(coefficients, sub_key_ids, split_halves(queries), subkeys)
+    to_keys: Any = add_to_sub_keys(coefficients, sub_key_ids, split_halves(queries), subkeys)
     if score == "dot":
         return to_keys
     return sub_key_totals(coefficients, sub_key_ids, subkeys)[..., None] * keys - to_keys

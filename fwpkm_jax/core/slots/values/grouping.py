@@ -4,7 +4,6 @@ Each row of the table then sums its references in a fixed order. No two addition
 two runs agree bit for bit.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -60,12 +59,9 @@ def group_chunks(slot_ids: Int[Array, "chunks tokens places"], *, num_slots: int
       num_slots: rows of the table.
     """
     ids = slot_ids.reshape(slot_ids.shape[0], -1).astype(jnp.int32)
-    by_chunk = jax.vmap(lambda x: _sort_by_slot(x, num_slots))
-    at_once = functools.partial(_sort_chunks, num_slots=num_slots)
-    fits = ids.shape[0] * num_slots <= 2**31
-    sort = by_platform(gpu=at_once if fits else by_chunk, default=by_chunk)
+    sort = by_platform(gpu=_sort_chunks, default=_sort_each_chunk)
     groups = jax.vmap(lambda *x: _groups_of(*x, num_slots=num_slots))
-    return groups(slot_ids, *sort(ids))
+    return groups(slot_ids, *sort(ids, num_slots))
 
 
 def _groups_of(
@@ -86,6 +82,8 @@ def _groups_of(
 
 def _sort_chunks(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:
     """Slots in ascending order and the reference of each, of all chunks by one sort."""
+    if ids.shape[0] * num_slots > 2**31:  # Chunk and slot would not fit into one number.
+        return _sort_each_chunk(ids, num_slots)
     chunks = jnp.arange(ids.shape[0], dtype=jnp.int32)[:, None]
     references = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
     of_chunks, order = jax.lax.sort(
@@ -94,6 +92,11 @@ def _sort_chunks(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:
         is_stable=True,
     )
     return of_chunks.reshape(ids.shape) - num_slots * chunks, order.reshape(ids.shape)
+
+
+def _sort_each_chunk(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:
+    """`_sort_chunks` by a sort for each chunk."""
+    return jax.vmap(lambda x: _sort_by_slot(x, num_slots))(ids)
 
 
 def _sort_by_slot(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:

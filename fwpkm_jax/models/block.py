@@ -259,6 +259,7 @@ class Block(nnx.Module):
         self, norm: RMSNorm, x: jax.Array, branch: jax.Array | None, fused: bool
     ) -> tuple[jax.Array, jax.Array]:
         """The residual stream with a branch added, and what the next sub-layer reads of it."""
+        # With normed outputs the sub-layers read the stream itself.
         post_norm = self.norms == "outputs"
         if fused and not post_norm:
             return norm.after_sum(x, branch)

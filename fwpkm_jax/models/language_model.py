@@ -101,6 +101,7 @@ class LanguageModel(nnx.Module):
         )
         if config.parameter_dtype != "float32":
             store_matrices(self, jnp.dtype(config.parameter_dtype))
+        # Last, so that the update's factors are not cast with the matrices.
         if config.lora is not None:
             add_low_rank(self, config.lora, rngs=rngs)
 

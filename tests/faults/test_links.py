@@ -116,10 +116,10 @@ def test_locks_and_memories_write_through_no_link(fault, unchanged, tmp_path):
         with pytest.raises(ValueError, match=r"alice\.lock is a link"):
             memories.save(folder, "alice", state, model=model)
         (folder / "alice.lock").unlink()
-        (folder / "bases" / "lock").unlink()
+        (folder / "bases").mkdir()
         (folder / "bases" / "lock").symlink_to(unchanged / "file")
         with pytest.raises(ValueError, match=r"lock is a link"):
-            memories.save(folder, "alice", state, model=model)
+            memories.fork(folder, "alice", "bob")
         shutil.rmtree(folder / "bases")
         (folder / "bases").symlink_to(unchanged)
         with pytest.raises(ValueError, match=r"bases is a link"):
@@ -132,6 +132,7 @@ def test_locks_and_memories_write_through_no_link(fault, unchanged, tmp_path):
         assert not alice.is_symlink()
         assert (tmp_path / "kept.safetensors").read_bytes() == before
         # A file in `bases` that is no base stays when bases are tidied up.
+        (folder / "bases").mkdir()
         (folder / "bases" / "mine.safetensors").write_text(PRECIOUS)
         memories.delete(folder, "alice")
         assert (folder / "bases" / "mine.safetensors").read_text() == PRECIOUS

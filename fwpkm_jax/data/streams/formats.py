@@ -15,7 +15,7 @@ import numpy as np
 
 from fwpkm_jax.data.documents import MOST_TEXT_BYTES, START, Place, read_json_lines, text_field
 from fwpkm_jax.data.streams.files import AbstractDataFile, LocalFile
-from fwpkm_jax.data.streams.tables import column_texts, pyarrow, read_batches
+from fwpkm_jax.data.streams.tables import column_texts, pyarrow_module, read_batches
 from fwpkm_jax.data.token_files import TokenFile
 from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, Tokenizer
 from fwpkm_jax.outside_files import OutsideFileError, reading
@@ -247,7 +247,7 @@ def _read_rows(file: AbstractDataFile, field: str, start: Place) -> Iterator[Pie
 def count_records(file: AbstractDataFile, *, field: str) -> int:
     """Lines, rows or entries of a file, as places count them."""
     if file.kind == ".parquet":
-        parquet = pyarrow("parquet")
+        parquet = pyarrow_module("pyarrow.parquet")
         with file.open_at(0) as content, reading(file.name):
             return parquet.read_metadata(content).num_rows
     if file.kind == ".arrow":

@@ -78,7 +78,7 @@ def read_batches(
     Raises:
       OutsideFileError: the file is damaged, lacks the column, or holds much more than its size.
     """
-    parquet, ipc = pyarrow("parquet"), pyarrow("ipc")
+    parquet, ipc = pyarrow_module("pyarrow.parquet"), pyarrow_module("pyarrow.ipc")
     with file.open_at(0) as content:
         if file.kind == ".parquet":
             batches = _parquet_batches(parquet, content, columns, start, wanted)
@@ -196,6 +196,6 @@ def _columns(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
     return [field, *(x for x in others if x.partition(".")[0] in names and x != field)]
 
 
-def pyarrow(name: str) -> Any:
-    """A module of pyarrow."""
-    return import_extra(f"pyarrow.{name}", "Parquet and Arrow files are read", extra="data")
+def pyarrow_module(name: str) -> Any:
+    """A module of pyarrow, which only some installations have."""
+    return import_extra(name, "Parquet and Arrow files are read", extra="data")

@@ -6,11 +6,11 @@ import importlib
 import itertools
 from typing import Any
 
+from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.data.sample import TRAIN
-from fwpkm_jax.data.streams.files import data_files
-from fwpkm_jax.data.streams.formats import read_pieces
-from fwpkm_jax.data.tokenizers import ByteTokenizer
+from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.needle.samples import SampleSettings, build_samples
+from fwpkm_jax.evaluation.sources import text_sources
 
 
 def samples(
@@ -26,9 +26,8 @@ def samples(
     """
     del metadata
     datasets = importlib.import_module("datasets")  # The harness', which calls this.
-    (books,) = data_files(TRAIN)
-    pieces = read_pieces(books, ByteTokenizer(), field="text")
-    texts = ((one.id, str(one.content)) for one in pieces)
+    books = text_sources(TextData(train_paths=(TRAIN,), valid_paths=(TRAIN,), tokenizer="bytes"))
+    texts = texts_of(books, load_tokenizer("bytes"))
     built = build_samples(texts, SampleSettings(), words=words, seed=seed)
     fields = ("haystack", "question", "answer")
     rows = [{f: getattr(one, f) for f in fields} for one in itertools.islice(built, samples)]

@@ -31,7 +31,7 @@ from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.outside_files import OutsideFileError, read_bytes, read_json
 from fwpkm_jax.run import WhichWeights, load_run
-from fwpkm_jax.safetensors_file import write_tensors
+from fwpkm_jax.storage.safetensors_file import write_tensors
 from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.whole_files import check_new, new_folder, replacing, write_json
 

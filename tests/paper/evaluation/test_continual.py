@@ -131,7 +131,12 @@ def test_limits_bound_both_parts(model, memory, result):
 
 @pytest.mark.thorough
 def test_fast_weights_may_be_rounded_after_every_batch(model, memory, result):
-    rounded = evaluate(model, memory, fast_weight_dtype="bfloat16")
+    rounded = CONTINUAL.of_model(
+        *(model, memory),
+        config=ContinualConfig(batch_size=BATCH),
+        domains=DOMAINS,
+        fast_weight_dtype="bfloat16",
+    )
     assert rounded.record["provenance"]["fast_weight_dtype"] == "bfloat16"
     assert result.record["provenance"]["fast_weight_dtype"] == "float32"
     difference = np.abs(rounded.arrays["loss_law"] - result.arrays["loss_law"])
@@ -194,7 +199,7 @@ def test_wrong_domains_are_refused(data, tmp_path):
         read_domains([folder], data)
 
 
-@pytest.mark.parametrize("field", ["batch_size", "length", "max_batches"])
+@pytest.mark.parametrize("field", ["batch_size", "chunk_size", "max_batches"])
 def test_options_below_1_are_refused(field):
     with pytest.raises(ValueError, match=f"{field}=0"):
         ContinualConfig(**{field: 0})

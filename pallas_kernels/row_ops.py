@@ -160,9 +160,7 @@ def _refuses(kernel: Kernel, values: jax.Array, write: ValueWrite) -> str | None
 
 def check(kernel: Kernel) -> None:
     """Runs all kernels on this device; raises if one differs from plain XLA."""
-    from pallas_kernels.slot_add.specs import check_scan
-
-    check_scan(kernel)
+    module_of("slot_add", "specs").check_scan(kernel)
 
 
 # One name for the whole scan, whose kernels lie in the folders `slot_read` and `slot_add`.

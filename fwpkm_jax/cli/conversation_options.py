@@ -12,10 +12,10 @@ from fwpkm_jax import memories
 from fwpkm_jax.addresses import address_of, scheme_of
 from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, parse_options
 from fwpkm_jax.command_line import report, say_error, start_logging
-from fwpkm_jax.compile_cache import compile_cache
 from fwpkm_jax.generation import Sampling
 from fwpkm_jax.run.conversation import Conversation, memory_place
 from fwpkm_jax.run.load import load_run
+from fwpkm_jax.storage.compile_cache import compile_cache
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 

@@ -89,8 +89,8 @@ def make_result(
     model = subject.model if outcome.model is None else outcome.model
     yarn, own_chunks = model.config.attention.yarn, model.config.fast_weight.chunk_size
     leaves = jax.tree.leaves(subject.memory)
-    # Without this option the memory keeps the checkpoint's precision.
-    dtype = getattr(config, "fast_weight_dtype", None) or (leaves and str(leaves[0].dtype))
+    rounded = subject.fast_weight_dtype == "bfloat16"
+    dtype = "bfloat16" if rounded else str(leaves[0].dtype) if leaves else None
     provenance = {
         "checkpoint": {
             "run": origin.run,

@@ -140,6 +140,7 @@ class Partition:
 
     def size(self, *axes: str) -> int:
         """Devices along these axes together."""
+        # An axis that the mesh does not have counts as one device.
         size = 1
         for axis in axes:
             size *= self.mesh.shape.get(axis, 1)
@@ -191,6 +192,7 @@ class Partition:
                 f"and with mesh.memory={self.memory} no memory is shared between them; make "
                 f"mesh.data a divisor of {groups} and put the other devices along mesh.fsdp."
             )
+        # Devices along fsdp share a memory, so each takes an equal part of its sequences.
         if self.memory != "independent":
             self.check_divides("Sequences per memory", members, "fsdp")
 

@@ -64,6 +64,8 @@ from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
 class AbstractRule(abc.ABC):
     """How a memory reads and writes; see the module's docstring."""
 
+    registry: ClassVar[str] = "fwpkm_jax.rules.registry"
+    """The module whose `load_all` imports every rule of this package."""
     __dataclass_fields__: ClassVar[dict[str, Any]]  # Of each rule; `dataclasses.replace` asks.
     key_dim: int
     value_dim: int

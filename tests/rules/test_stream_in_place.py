@@ -6,8 +6,7 @@ import pytest
 
 from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.core.streams import streaming
-from fwpkm_jax.core.streams.queue import init_pending
-from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.core.streams.pending import Signals, init_pending
 from fwpkm_jax.core.targets import WriteWeights
 from fwpkm_jax.rules import FwPKM
 

@@ -120,6 +120,7 @@ def masked_attention(
     query = query.reshape(batch, queries, kv_heads, heads // kv_heads, head)
     scores = jnp.einsum("bqhrd,bkhd->bhrqk", query, key, preferred_element_type=dtype)
     at, key_at = query_positions[:, :, None], key_positions[:, None, :]
+    # Causality by position, so that caches and padding need no masks of their own.
     seen = (key_at >= 0) & (key_at <= at)
     if window is not None:
         seen &= key_at > at - window
@@ -196,6 +197,7 @@ def cudnn_attention(
       positions: 0, 1, 2, ... for real tokens, which come first; -1 behind them.
       window: as in `masked_attention`.
     """
+    # cuDNN counts the tokens to the left, without the query's own.
     local = None if window is None else (window - 1, 0)
     output = jax.nn.dot_product_attention(
         query, key, value, is_causal=True, local_window_size=local, implementation="cudnn"
@@ -206,16 +208,17 @@ def cudnn_attention(
 
 def cudnn_refusal(query: jax.Array, persistent: Any = None, documents: Any = None) -> str | None:
     """Why cuDNN cannot attend with such queries and rows on this machine, or None."""
-    for name, given in {"persistent keys": persistent, "documents": documents}.items():
-        if given is not None:
-            return f"it takes no {name}"
-    if jax.default_backend() != "gpu":
-        return f"the device is a {jax.default_backend()}"
-    if query.dtype not in (jnp.bfloat16, jnp.float16):
-        return f"activations are {query.dtype}, not bfloat16 or float16"
-    if query.shape[-1] % 8 or query.shape[-1] > 128:
-        return f"heads of width {query.shape[-1]} are not a multiple of 8 up to 128"
-    return None
+    device, width = jax.default_backend(), query.shape[-1]
+    reasons = {
+        "it takes no persistent keys": persistent is not None,
+        "it takes no documents": documents is not None,
+        f"the device is a {device}": device != "gpu",
+        f"activations are {query.dtype}, not bfloat16 or float16": (
+            query.dtype not in (jnp.bfloat16, jnp.float16)
+        ),
+        f"heads of width {width} are not a multiple of 8 up to 128": width % 8 or width > 128,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def whole_sequence_attention(
@@ -301,7 +304,10 @@ def attend_causally(
         attend = blockwise_attention
     elif length > _WHOLE_LENGTH:
         attend = partial(query_block_attention, block=_WHOLE_LENGTH // 2)
-    key, value, key_positions = in_front(persistent, key, value, key_positions)
+    num_persistent = 0
+    if persistent is not None:
+        key, value, key_positions = in_front(persistent, key, value, key_positions)
+        num_persistent = persistent.key.shape[0]
     before = ((0, 0), (key.shape[1] - length, 0))
     return attend(
         query,
@@ -310,7 +316,7 @@ def attend_causally(
         query_positions=positions,
         key_positions=key_positions,
         window=window,
-        num_persistent=0 if persistent is None else persistent.key.shape[0],
+        num_persistent=num_persistent,
         query_documents=documents,
         key_documents=None if documents is None else jnp.pad(documents, before),
     )

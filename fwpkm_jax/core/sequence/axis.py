@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from fwpkm_jax.core.array_types import TokenMask
-from fwpkm_jax.core.documents import document_numbers
 
 
 @dataclass(frozen=True)
@@ -129,6 +128,8 @@ def positions_of_part(
 
     if starts is None:
         return of(going_on, None)
+    from fwpkm_jax.core.documents import document_numbers
+
     numbers = document_numbers(starts)
     latest = jax.lax.cummax(jnp.where(starts, place, -1), axis=1)
     every = jax.lax.all_gather((numbers[:, -1], latest[:, -1]), axis.name)  # [parts, batch]

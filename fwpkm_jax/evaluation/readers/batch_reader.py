@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.core.chunks import map_unshared
-from fwpkm_jax.core.streams.queue import ChunkSize
+from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.finite import likeliest, not_finite, require_finite
 from fwpkm_jax.evaluation.readers.stream_reader import flush, label_losses, reset_caches

@@ -270,6 +270,7 @@ class FastWeightLayer(nnx.Module):
         last = jnp.zeros_like(tokens[:, :1])
         labels = jnp.concatenate([tokens, last], axis=1)
         follows = jnp.concatenate([real, jnp.zeros_like(real[:, :1])], axis=1)
+        # A token counts if its label has come.
         counted = jnp.concatenate([stream.waits[:, None], real], axis=1) * follows
         counted = counted if write else jnp.zeros_like(counted)
         if starts is not None:  # A document's first token is no label of the one before.
@@ -329,6 +330,7 @@ class FastWeightLayer(nnx.Module):
             x, gradients = chunk
             return advance_head(tensors, HeadTensors._make(steps), sums, x, gradients, segments)
 
+        # At the slow tensors, so that the order of steps does not matter and chunks can sum them.
         gradients = token_gradients(tensors, readout, x, labels, counted)
         sums, out = self._in_chunks(of_chunk, sums, segment, numbers, (x, gradients))
         return HeadInputs(out, None), sums

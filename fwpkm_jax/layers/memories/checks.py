@@ -5,7 +5,7 @@ import jax
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import Memory, shares
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.streams.queue import Pending
+from fwpkm_jax.core.streams.pending import Pending
 from fwpkm_jax.layers.memories.config import FastWeightConfig
 from fwpkm_jax.layers.partition import BATCH, Partition
 from fwpkm_jax.rules import AbstractChunkRule

@@ -20,7 +20,8 @@ from fwpkm_jax.core.sequence.axis import SequenceAxis, positions_of_part
 from fwpkm_jax.core.sequence.halo import halo_exchange
 from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.core.streams.documents import in_documents
-from fwpkm_jax.core.streams.streaming import Signals, read_sequences
+from fwpkm_jax.core.streams.pending import Signals
+from fwpkm_jax.core.streams.streaming import read_sequences
 from fwpkm_jax.core.targets import Pairing, shift_left
 from fwpkm_jax.layers.partition import BATCH, Partition
 from fwpkm_jax.rules import AbstractChunkRule

@@ -46,6 +46,7 @@ def attend_shard(
     """
     if window is not None:
         return _attend_window_shard(query, key, value, at, axis, window, cache, mask)
+    # Keys and values go around the devices; queries stay where they are.
     own, first = Keys(key, value, *at), None
     if isinstance(cache, RingCache):
         before = None if at.numbers is None else jnp.zeros_like(cache.positions)
@@ -92,6 +93,7 @@ def _attend_window_shard(
         query, key, value, at.positions, before, counts, documents=documents
     )
     if packing is not None:
+        # Back where the tokens stood, as the other devices' results are.
         places = packing.places[:, :, None, None]
         output = jnp.take_along_axis(output, places, axis=1)
     if cache is None:

@@ -40,6 +40,7 @@ def attend_window(
     length, capacity = query.shape[1], cache.keys.shape[1]
     keys = jnp.concatenate([cache.keys, key.astype(cache.keys.dtype)], axis=1)
     values = jnp.concatenate([cache.values, value.astype(cache.values.dtype)], axis=1)
+    # Empty entries have position -1, so that no query sees them.
     key_positions = jnp.concatenate([cache.positions, positions], axis=1)
     output = attend_causally(
         *(query, keys.astype(key.dtype), values.astype(value.dtype)),
@@ -139,5 +140,6 @@ def _of_last_document(
     last = jnp.max(documents, axis=1)
     cached = key_positions.shape[1] - documents.shape[1]
     numbers = jnp.pad(documents, ((0, 0), (cached, 0)))
+    # Earlier documents' keys stay in the cache, but no later token may see them.
     positions = jnp.where(numbers == last[:, None], key_positions, -1)
     return positions, jnp.where(last == 0, following, jnp.max(positions, axis=1) + 1)

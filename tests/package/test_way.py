@@ -102,11 +102,12 @@ def test_the_way_through_a_model_with_a_memory_stays_short(name):
     graphdef, params = nnx.split(model)
     tokens = jnp.zeros((2, 10), jnp.int32)
 
-    def forward(params, memory):
+    def forward(params, memory, tokens):
         out = nnx.merge(graphdef, params).hidden(tokens, memory)
         return out.x.sum(), out.memory
 
     traced = forward if name == "forward" else jax.value_and_grad(forward, has_aux=True)
-    found = way_of(traced, params, memory)
+    jax.eval_shape(traced, params, memory, tokens[:, :5])  # Imports what is imported on demand.
+    found = way_of(traced, params, memory, tokens)
     over = [x for x, y, z in zip(Way._fields, found, LIMITS[name], strict=True) if y > z]
     assert not over, f"{found}: {over} exceed {LIMITS[name]}"

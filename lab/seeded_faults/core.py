@@ -203,7 +203,7 @@ FAULTS = (
     ),
     Fault(
         "retention: relocation changes how much a token learns",
-        "return yielding * whole / jnp.sum(squares * yielding, axis=-1, keepdims=True)",
+        "return yielding * whole / jnp.where(moved > 0, moved, 1.0)",
         "return yielding * jnp.ones_like(whole)",
         ("tests/core/slots/test_retention.py",),
     ),

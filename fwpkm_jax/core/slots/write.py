@@ -197,7 +197,10 @@ def _softmax(scores: Float[Array, "*queries top_k"]) -> Float[Array, "*queries t
 
 def _sum_of_places(x: Float[Array, "*queries top_k"]) -> Float[Array, "*queries 1"]:
     """Sums one place after the other: a GPU computes this with what follows, and no reduction."""
-    return functools.reduce(jnp.add, jnp.split(x, x.shape[-1], axis=-1))
+    total = x[..., :1]
+    for place in range(1, x.shape[-1]):
+        total = total + x[..., place : place + 1]
+    return total
 
 
 def _weight(usage: SubKeyUsage) -> jax.Array:

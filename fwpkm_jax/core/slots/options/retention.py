@@ -96,7 +96,8 @@ def relocation_scale(weights: SlotWeights, written: SlotWeights, *, power: float
     yielding = hardening_scale(written, power=power)
     squares = weights**2
     whole = jnp.sum(squares, axis=-1, keepdims=True)
-    return yielding * whole / jnp.sum(squares * yielding, axis=-1, keepdims=True)
+    moved = jnp.sum(squares * yielding, axis=-1, keepdims=True)
+    return yielding * whole / jnp.where(moved > 0, moved, 1.0)  # Without weights, 0 and not 0 / 0.
 
 
 def step_scales(
@@ -130,8 +131,6 @@ def step_scales(
     scales = hardening_scale(before, power=retention.hardening)
     if retention.relocation:
         scales = scales * relocation_scale(weights, before, power=retention.relocation)
-    # Padding writes nothing; without weights its scale would be 0 / 0.
-    scales = jnp.where(reads_counted > 0, scales, 1.0)
     # A slot counts once per chunk, by its strongest reader.
     most = jnp.zeros_like(history.written).at[slot_ids].max(weight, mode="promise_in_bounds")
     return scales, history._replace(written=history.written + most)

@@ -19,11 +19,10 @@ from typing import Any
 
 from fwpkm_jax import config_json
 from fwpkm_jax.addresses import check_store, scheme_of
-from fwpkm_jax.command_line import nearest
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data import AbstractDataConfig
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.literals import check_literals, some
+from fwpkm_jax.literals import check_literals, nearest, some
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.outside_files import OutsideFileError, parse_json, read_json, shown
 from fwpkm_jax.plugins import missing_plugins, refuse_unnamed
@@ -210,8 +209,8 @@ def _config_file(config: str | Path) -> Path:
             if "=" in str(config):
                 hint = "; an option starts with two hyphens: --section.field VALUE"
             raise FileNotFoundError(
-                f"There is no shipped config {str(config)!r}{hint}. --help lists them; the path of "
-                "a file ends in .py."
+                f"There is no shipped config {str(config)!r}{hint}. fwpkm configs lists them; "
+                "the path of a file ends in .py."
             )
         return shipped[str(config)]
     beside = {p.stem: p for p in sorted(path.parent.glob("*.py"))} if path.parent.is_dir() else {}

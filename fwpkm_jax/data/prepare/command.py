@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fwpkm_jax.command_line import check_options, report, separate_options
+from fwpkm_jax.command_line import report
 from fwpkm_jax.data.longbench import TASKS
 from fwpkm_jax.data.prepare.fineweb_edu import fineweb_edu
 from fwpkm_jax.data.prepare.job import prepare
@@ -24,7 +24,7 @@ from fwpkm_jax.data.prepare.records import Source
 from fwpkm_jax.data.prepare.text_files import text_files
 from fwpkm_jax.data.tokenizers import MISTRAL_V1, load_tokenizer
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.typed_options import read_options, split_subcommand
+from fwpkm_jax.typed_options import read_options
 
 _PROGRAM = "fwpkm_jax.data.prepare"
 
@@ -161,16 +161,6 @@ def _folder(out: Path) -> Path:
     return out
 
 
-_SOURCES = {
-    "fineweb_edu": FineWebEdu,
-    "longcrawl64": LongCrawl64,
-    "lambada": Lambada,
-    "pile": Pile,
-    "longbench": LongBench,
-    "jsonl": JsonLines,
-}
-"""What can be prepared, by the name of its subcommand."""
-
 _Command = (
     Annotated[FineWebEdu, tyro.conf.subcommand("fineweb_edu")]
     | Annotated[LongCrawl64, tyro.conf.subcommand("longcrawl64")]
@@ -184,14 +174,7 @@ _Command = (
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     try:
-        if arguments[:1] in (["-h"], ["--help"]):  # Lists the subcommands.
-            tyro.cli(_Command, args=list(arguments), prog=_PROGRAM)  # pyright: ignore
-        name, others = split_subcommand(arguments, _SOURCES, program=_PROGRAM)
-        others = separate_options(others)
-        check_options(others, _SOURCES[name])
-        command: _AbstractCommand = read_options(
-            _SOURCES[name], others, program=f"{_PROGRAM} {name}"
-        )
+        command: _AbstractCommand = read_options(_Command, arguments, program=_PROGRAM)
         for out, source, max_characters in command.jobs():
             prepare(
                 source,

@@ -7,7 +7,6 @@ the package. The JSON form goes into the run directory and into every checkpoint
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import json
 import runpy
@@ -22,7 +21,7 @@ from fwpkm_jax.addresses import check_store, scheme_of
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data import AbstractDataConfig
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.literals import check_literals, nearest, some
+from fwpkm_jax.literals import check_bounds, check_literals, nearest, some
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.outside_files import OutsideFileError, parse_json, read_json, shown
 from fwpkm_jax.plugins import missing_plugins, refuse_unnamed
@@ -91,10 +90,8 @@ class Experiment:
             check_store(self.run_dir, "run_dir")
         if scheme_of(self.base or "") is not None:
             check_store(self.base or "", "base")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed} must be at least 0.")
-        if self.profile is not None and self.profile < 1:
-            raise ValueError(f"profile={self.profile} must be at least 1 step, or None for none.")
+        check_bounds(self, "seed", least=0)
+        check_bounds(self, "profile", least=1)
         missing = missing_plugins(self, self.plugins)
         object.__setattr__(self, "plugins", (*self.plugins, *missing))
 
@@ -102,8 +99,6 @@ class Experiment:
         """The experiment as JSON values; `from_json` gives it back."""
         values = to_json(self)
         del values["distributed"]  # Of a start, not of the run.
-        if not self.plugins:  # As in runs written before there were plugins.
-            del values["plugins"]
         return values
 
     @property
@@ -123,8 +118,6 @@ class Experiment:
 def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config") -> Any:
     """`config_json.from_json` of what a run stored, by default an `Experiment`.
 
-    How the processes of an earlier start found each other, which runs once stored, is left out.
-
     Raises:
       ValueError: also where plugins are named that this program did not import.
     """
@@ -132,8 +125,7 @@ def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config"
         names = values.get("plugins", [])
         names = config_json.from_json(names, tuple[str, ...], path=f"{path}.plugins")
         refuse_unnamed(names, path)
-        values = {name: value for name, value in values.items() if name != "distributed"}
-    return config_json.from_json(values, annotation, path=path, stored=True)
+    return config_json.from_json(values, annotation, path=path)
 
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -199,27 +191,23 @@ def _importing_neighbours(path: Path) -> Iterator[None]:
 
 def _config_file(config: str | Path) -> Path:
     """The file of a shipped config's name, or of a path."""
-    path = Path(config)
-    if path.suffix == ".py" and path.is_file():
-        return path
-    shipped = shipped_configs()
-    if path.suffix != ".py":
-        if str(config) not in shipped:
-            hint = nearest(str(config), shipped)
-            if "=" in str(config):
-                hint = "; an option starts with two hyphens: --section.field VALUE"
-            raise FileNotFoundError(
-                f"There is no shipped config {str(config)!r}{hint}. fwpkm configs lists them; "
-                "the path of a file ends in .py."
-            )
-        return shipped[str(config)]
-    beside = {p.stem: p for p in sorted(path.parent.glob("*.py"))} if path.parent.is_dir() else {}
-    close = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.6)
-    hint = f"; the nearest name is {beside[close[0]]}" if close else ""
-    name = path.with_suffix("").as_posix().removeprefix("configs/")
-    if name in shipped:
-        hint = f"; the shipped config of that name is {name}"
-    raise FileNotFoundError(f"There is no config file {path}{hint}.")
+    path, shipped = Path(config), shipped_configs()
+    if path.suffix == ".py":
+        if path.is_file():
+            return path
+        name = path.with_suffix("").as_posix().removeprefix("configs/")
+        hint = nearest(path.name, (beside.name for beside in path.parent.glob("*.py")))
+        hint = f"; the shipped config of that name is {name}" if name in shipped else hint
+        raise FileNotFoundError(f"There is no config file {path}{hint}.")
+    if str(config) not in shipped:
+        hint = nearest(str(config), shipped)
+        if "=" in str(config):
+            hint = "; an option starts with two hyphens: --section.field VALUE"
+        raise FileNotFoundError(
+            f"There is no shipped config {str(config)!r}{hint}. fwpkm configs lists them; the path "
+            "of a file ends in .py."
+        )
+    return shipped[str(config)]
 
 
 def read_experiment(run_dir: str | Path) -> Experiment:
@@ -275,13 +263,6 @@ def _stored_config(run_dir: str | Path) -> tuple[str | Path, dict[str, Any]]:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{name} does not exist; {store} holds no run.") from error
     return name, parse_json(content, name, otherwise=_COPY, kind=dict)
-
-
-def stored_processes(run_dir: str | Path) -> dict[str, Any]:
-    """How the processes of an earlier start found each other, which runs once stored; {} if not."""
-    stored = _stored_config(run_dir)[1].get("distributed")
-    fields = stored.items() if isinstance(stored, dict) else ()
-    return {n: x for n, x in fields if n != "class" and x is not None and x is not False}
 
 
 def _commit_of(run_dir: str | Path) -> str:

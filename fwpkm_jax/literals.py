@@ -1,8 +1,9 @@
-"""Fields that take one of a few names, and the hint where none of them was given."""
+"""Checks of fields: one of a few names, with the hint where none of them was given; bounds."""
 
 import dataclasses
 import difflib
 import functools
+import operator
 import types
 import typing
 from collections.abc import Iterable, Sequence
@@ -64,6 +65,39 @@ def check_literals(config: Any) -> None:
                 _check(f"{name}[{index}]", entry, choice)
         else:
             _check(name, value, choice)
+
+
+def check_bounds(
+    config: Any,
+    *names: str,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Checks that fields of a dataclass lie within bounds; None passes, NaN does not.
+
+    Raises:
+      ValueError: a field lies outside; the message has its value and the bounds.
+
+    Example:
+      >>> from types import SimpleNamespace
+      >>> check_bounds(SimpleNamespace(steps=0), "steps", least=1)
+      Traceback (most recent call last):
+      ValueError: steps=0 must be at least 1.
+    """
+    bounds = (
+        ("at least", operator.ge, least),
+        ("above", operator.gt, above),
+        ("at most", operator.le, most),
+        ("below", operator.lt, below),
+    )
+    given = [(word, holds, bound) for word, holds, bound in bounds if bound is not None]
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not all(holds(value, bound) for _, holds, bound in given):
+            said = " and ".join(f"{word} {bound}" for word, _, bound in given)
+            raise ValueError(f"{name}={value} must be {said}.")
 
 
 class _Choice(NamedTuple):

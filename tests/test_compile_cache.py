@@ -23,7 +23,7 @@ from tests.training import mesh_flags
 from tests.training.runs.stores import KINDS, a_store
 
 ROOT = Path(__file__).parents[1]
-OLD_RUN = ROOT / "tests" / "training" / "data" / "run_before_registries"
+CONFIG = ROOT / "tests" / "training" / "tiny_config.py"
 SETTINGS = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
@@ -270,16 +270,23 @@ def test_a_resumed_run_compiles_nothing_the_second_time(tmp_path):
         "FWPKM_JAX_CACHE": str(cache),
         "PYTHONPATH": str(ROOT),
     }
-    kept = []
-    for name in ("first", "second"):
-        shutil.copytree(OLD_RUN, tmp_path / name)
+
+    def train(*arguments, **settings):
         subprocess.run(
-            [sys.executable, "train.py", "--resume", tmp_path / name, "--training.steps", "8"],
+            [sys.executable, "train.py", *arguments],
             cwd=ROOT,
-            env=environment,
+            env={**environment, **settings},
             check=True,
             capture_output=True,
         )
+
+    run = tmp_path / "run"
+    options = ("--run_dir", run, "--training.steps", "6", "--optimizer.decay_steps", "8")
+    train(CONFIG, *options, FWPKM_JAX_CACHE=str(tmp_path / "other"))
+    kept = []
+    for name in ("first", "second"):
+        shutil.copytree(run, tmp_path / name)
+        train("--resume", tmp_path / name, "--training.steps", "8")
         kept.append({path.name for path in cache.rglob("*-cache")})
     first, second = kept
     assert any("step" in name for name in first)

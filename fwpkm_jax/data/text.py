@@ -25,7 +25,7 @@ from fwpkm_jax.data.streams.files import (
 from fwpkm_jax.data.streams.formats import Tokens, read_tokens
 from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry, token_dtype
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
-from fwpkm_jax.literals import check_literals, some
+from fwpkm_jax.literals import check_bounds, check_literals, some
 
 if TYPE_CHECKING:
     import grain
@@ -95,12 +95,8 @@ class TextData(AbstractDataConfig):
             check_store(self.tokenizer, "tokenizer")
         if not self.train_paths:
             raise ValueError("train_paths=() names no text; give at least one file or folder.")
-        if self.length < 1:
-            raise ValueError(f"length={self.length} is too small; use 1 or more.")
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers={self.num_workers} is too small; use 0 or more.")
-        if self.window < 1:
-            raise ValueError(f"window={self.window} is too small; use 1 or more.")
+        check_bounds(self, "length", "window", least=1)
+        check_bounds(self, "num_workers", least=0)
         if self.reading == "stream":
             self._check_stream()
         if self.needles is not None:

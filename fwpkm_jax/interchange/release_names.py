@@ -39,15 +39,15 @@ Names = dict[str, ReleaseTensor]
 """Tensors of the release by the paths of our arrays."""
 
 
-def _linear(ours: str, theirs: str, *, bias: bool = False, optional: bool = False) -> Names:
-    names = {f"{ours}/kernel": ReleaseTensor(f"{theirs}.weight", "transposed", optional)}
+def _linear(ours: str, theirs: str, *, bias: bool = False) -> Names:
+    names = {f"{ours}/kernel": ReleaseTensor(f"{theirs}.weight", "transposed")}
     if bias:
-        names[f"{ours}/bias"] = ReleaseTensor(f"{theirs}.bias", optional=optional)
+        names[f"{ours}/bias"] = ReleaseTensor(f"{theirs}.bias")
     return names
 
 
-def _norm(ours: str, theirs: str, *, optional: bool = False) -> Names:
-    return {f"{ours}/weight": ReleaseTensor(f"{theirs}.weight", optional=optional)}
+def _norm(ours: str, theirs: str) -> Names:
+    return {f"{ours}/weight": ReleaseTensor(f"{theirs}.weight")}
 
 
 def _below(ours: str, theirs: str, names: Names) -> Names:
@@ -95,23 +95,22 @@ for _part in ("up", "gate", "down"):
     FWMLP_MEMORY[f"{_part}_bias"] = ReleaseTensor(f"b_{_part}")
 
 
-def memory_block_names(*, gated: bool, unused_gate: bool = False) -> Names:
+def memory_block_names(*, gated: bool) -> Names:
     """Names of the projections around a fast-weight memory.
 
     Args:
-      gated: whether the gate has any effect; if not, the release has no parameters for it.
-      unused_gate: whether our layer has them even so.
+      gated: whether the gate has any effect; if not, there are no parameters for it.
     """
     gate = {
-        **_norm("gate_norm", "fw_out_gate_norm", optional=not gated),
-        **_linear("gate_proj", "fw_out_gate", bias=True, optional=not gated),
+        **_norm("gate_norm", "fw_out_gate_norm"),
+        **_linear("gate_proj", "fw_out_gate", bias=True),
     }
     return {
         **_norm("query_norm", "fw_q_norm"),
         **_linear("query_proj", "fw_q_proj", bias=True),
         **_norm("value_norm", "fw_v_norm"),
         **_linear("value_proj", "fw_v_proj", bias=True),
-        **(gate if gated or unused_gate else {}),
+        **(gate if gated else {}),
         **_norm("out_norm", "fw_out_norm"),
         **_linear("out_proj", "fw_out_proj", bias=True),
     }
@@ -170,10 +169,7 @@ def _block_names(config: ModelConfig, index: int) -> Names:
             del names[f"feed_forward/{name}"]
     if index in config.memory_layers:
         fast = config.fast_weight
-        gated = fast.gate_in_output or fast.weight_by_gate
-        names |= _below(
-            "memory/", "", memory_block_names(gated=gated, unused_gate=fast.unused_gate)
-        )
+        names |= _below("memory/", "", memory_block_names(gated=fast.has_gate))
     return names
 
 

@@ -15,6 +15,7 @@ from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation, SwiGLU
 from fwpkm_jax.layers.parameters import LogicalAxes, declare_linear, parameter
 from fwpkm_jax.layers.partition import HEADS, Partition
+from fwpkm_jax.literals import check_bounds
 
 _LARGEST_BLOCK = 128  # Tokens that one expert takes at a time.
 
@@ -38,17 +39,12 @@ class ExpertsConfig:
     """Weight in the training loss of the term that spreads tokens over experts; 0: none."""
 
     def __post_init__(self):
-        for name in ("num_experts", "hidden_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        check_bounds(self, "num_experts", "hidden_dim", "shared_dim", least=1)
+        check_bounds(self, "balance_weight", least=0)
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(
                 f"top_k={self.top_k} must lie between 1 and num_experts={self.num_experts}."
             )
-        if self.shared_dim is not None and self.shared_dim < 1:
-            raise ValueError(f"shared_dim={self.shared_dim} must be at least 1, or None for none.")
-        if not self.balance_weight >= 0:
-            raise ValueError(f"balance_weight={self.balance_weight} must be at least 0.")
 
 
 class RouterLoad(NamedTuple):

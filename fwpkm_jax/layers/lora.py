@@ -13,6 +13,7 @@ from flax import nnx
 
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.layers.parameters import declaration_of, parameter
+from fwpkm_jax.literals import check_bounds
 
 FACTORS = ("lora_a", "lora_b")
 """Names of the factors' parameters, beside the map's `kernel`: `[in, rank]` and `[rank, out]`."""
@@ -50,10 +51,8 @@ class LoRAConfig:
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"maps: {pattern!r} is no pattern: {error}.") from error
-        if self.rank < 1:
-            raise ValueError(f"rank={self.rank} must be at least 1.")
-        if not self.alpha > 0:
-            raise ValueError(f"alpha={self.alpha} must be above 0.")
+        check_bounds(self, "rank", least=1)
+        check_bounds(self, "alpha", above=0)
 
     @property
     def scale(self) -> float:

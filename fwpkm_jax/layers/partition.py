@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from fwpkm_jax.core.chunks import merge_groups, split_groups
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.slots.options.devices import MemoryAxes
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_bounds, check_literals
 from fwpkm_jax.rules.base import AbstractRule
 
 MemoryLayout = Literal["independent", "columns", "slots"]
@@ -49,9 +49,7 @@ class MeshConfig:
 
     def __post_init__(self):
         check_literals(self)
-        for name in ("data", "fsdp", "model", "sequence"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        check_bounds(self, "data", "fsdp", "model", "sequence", least=1)
 
     @property
     def num_devices(self) -> int:

@@ -20,7 +20,7 @@ from fwpkm_jax.core.slots.options.devices import (
 )
 from fwpkm_jax.layers.parameters import declare, declare_linear, parameter
 from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_bounds, check_literals
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.slot_read import slot_read
@@ -65,10 +65,7 @@ class PKMConfig:
                 "query_norm=True and query_batch_norm=True: the queries have one norm; turn one of "
                 "them off."
             )
-        if self.num_heads < 1 or self.value_dim < 1:
-            raise ValueError(
-                f"num_heads={self.num_heads} and value_dim={self.value_dim} must be at least 1."
-            )
+        check_bounds(self, "num_heads", "value_dim", least=1)
 
 
 class QueryStatistics(NamedTuple):

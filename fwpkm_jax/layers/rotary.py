@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.numerics import compute_dtype
+from fwpkm_jax.literals import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +45,13 @@ class YarnConfig:
     def __post_init__(self):
         if self.factor < 1:
             raise ValueError(f"factor={self.factor} would shorten the context; use 1 or more.")
-        if self.original_length < 1:
-            raise ValueError(f"original_length={self.original_length} is not positive.")
+        check_bounds(self, "original_length", least=1)
         if not 0 < self.beta_slow < self.beta_fast:
             raise ValueError(
                 f"beta_slow={self.beta_slow} must be positive and below "
                 f"beta_fast={self.beta_fast}; the usual values are 1 and 32."
             )
-        if self.attention_factor is not None and not self.attention_factor > 0:
-            raise ValueError(
-                f"attention_factor={self.attention_factor} must be positive, or None for the usual."
-            )
+        check_bounds(self, "attention_factor", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +73,7 @@ class Llama3Scaling:
     def __post_init__(self):
         if self.factor < 1:
             raise ValueError(f"factor={self.factor} would shorten the context; use 1 or more.")
-        if self.original_length < 1:
-            raise ValueError(f"original_length={self.original_length} is not positive.")
+        check_bounds(self, "original_length", least=1)
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
                 f"low_freq_factor={self.low_freq_factor} must be positive and below "

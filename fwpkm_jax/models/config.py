@@ -19,7 +19,7 @@ from fwpkm_jax.layers.mixers import (
 from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_config, mixer_module
 from fwpkm_jax.layers.mlp import Activation
 from fwpkm_jax.layers.pkm import PKMConfig
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_bounds, check_literals
 
 Mixer = str | AbstractMixerConfig
 """A mixer's configuration, or its registered name; then `ModelConfig` has the settings."""
@@ -138,16 +138,9 @@ class ModelConfig:
                 f"head_init_std={self.head_init_std} has no effect with tie_embeddings=True; "
                 "set one of them."
             )
-        for name in ("vocab_size", "model_dim", "mlp_dim", "window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        for name in ("norm_eps", "init_std", "embedding_scale"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0.")
-        for name in ("head_init_std", "branch_init_scale"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name}={value} must be at least 0.")
+        check_bounds(self, "vocab_size", "model_dim", "mlp_dim", "window", least=1)
+        check_bounds(self, "norm_eps", "init_std", "embedding_scale", above=0)
+        check_bounds(self, "head_init_std", "branch_init_scale", least=0)
 
     def norms_of(self, layer: int) -> Norms:
         """What a layer normalises."""

@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 import jax
 
-from fwpkm_jax.config import Experiment, read_experiment, stored_processes
-from fwpkm_jax.outside_files import shown
+from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.run import setup as parts
 from fwpkm_jax.run.log import RunLog
 from fwpkm_jax.run.session import Session
@@ -108,17 +107,7 @@ def resume_experiment(run_dir: str | Path) -> Experiment:
       FileNotFoundError: the directory holds no run.
       ValueError: the run's configuration cannot be read.
     """
-    experiment = read_experiment(run_dir)
-    if stored := stored_processes(run_dir):
-        logger.warning(
-            "%s names the processes of an earlier start (%s), which are not used: whoever starts "
-            "several gives --distributed.coordinator, num_processes and process_id to each.",
-            *(
-                Path(run_dir) / "config.json",
-                shown(", ".join(f"{n} {x}" for n, x in stored.items())),
-            ),
-        )
-    return dataclasses.replace(experiment, run_dir=str(run_dir))
+    return dataclasses.replace(read_experiment(run_dir), run_dir=str(run_dir))
 
 
 def _train(

@@ -27,7 +27,7 @@ from fwpkm_jax.layers.fast_weight_layers.steps import (
     token_gradients,
 )
 from fwpkm_jax.layers.parameters import LogicalAxes, Role, parameter
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_bounds, check_literals
 
 Readout = tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]
 """The head's matrix and bias."""
@@ -56,13 +56,9 @@ class FastWeightLayerConfig:
 
     def __post_init__(self):
         check_literals(self)
-        for name in ("hidden_dim", "chunk_size", "segment_length"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1.")
-        if not self.initial_rate > 0:
-            raise ValueError(f"initial_rate={self.initial_rate} must be above 0.")
-        if not 0 < self.initial_decay < 1:
-            raise ValueError(f"initial_decay={self.initial_decay} must lie between 0 and 1.")
+        check_bounds(self, "hidden_dim", "chunk_size", "segment_length", least=1)
+        check_bounds(self, "initial_rate", above=0)
+        check_bounds(self, "initial_decay", above=0, below=1)
 
 
 class HeadInputs(NamedTuple):

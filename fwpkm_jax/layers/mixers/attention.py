@@ -47,7 +47,7 @@ from fwpkm_jax.layers.rotary import (
     apply_rotary,
     rotary_frequencies,
 )
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_bounds, check_literals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,22 +91,14 @@ class AttentionConfig(AbstractMixerConfig):
 
     def __post_init__(self):
         check_literals(self)
-        for name in ("num_heads", "num_kv_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not positive.")
+        check_bounds(self, "num_heads", "num_kv_heads", "head_dim", "score_dim", "window", least=1)
+        check_bounds(self, "rope_theta", above=1)
+        check_bounds(self, "linear_scaling", above=0)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} is not a multiple of "
                 f"num_kv_heads={self.num_kv_heads}; query heads share key heads evenly."
             )
-        if self.score_dim is not None and self.score_dim < 1:
-            raise ValueError(
-                f"score_dim={self.score_dim} must be at least 1, or None for head_dim."
-            )
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window={self.window} sees nothing; use 1 or more, None for full.")
-        if self.rope_theta <= 1:
-            raise ValueError(f"rope_theta={self.rope_theta} must exceed 1; usual is 10000.")
         turns = 0 < self.rotary_fraction <= 1 and self.rotary_dim >= 2 and self.rotary_dim % 2 == 0
         if self.rotary_fraction != 0 and not turns:
             raise ValueError(
@@ -121,8 +113,6 @@ class AttentionConfig(AbstractMixerConfig):
                 f"{' and '.join(given)} all stretch the positions; set one of them, the others to "
                 "None."
             )
-        if self.linear_scaling is not None and not self.linear_scaling > 0:
-            raise ValueError(f"linear_scaling={self.linear_scaling} must be above 0.")
 
     @property
     def has_output_bias(self) -> bool:

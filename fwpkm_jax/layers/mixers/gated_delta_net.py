@@ -38,6 +38,7 @@ from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.parameters import declare_linear, parameter
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
+from fwpkm_jax.literals import check_bounds
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.short_convolution import Part, joined_inputs, short_convolution
@@ -66,8 +67,7 @@ class GatedDeltaNetConfig(MemoryHeads, AbstractMixerConfig):
                 f"max_strength={self.max_strength} must lie above 0 and at most at 2, or the "
                 "memory grows without bound."
             )
-        if self.norm_eps is not None and not self.norm_eps > 0:
-            raise ValueError(f"norm_eps={self.norm_eps} must be above 0, or None for the model's.")
+        check_bounds(self, "norm_eps", above=0)
 
     @property
     def conv_channels(self) -> int:

@@ -22,6 +22,7 @@ from fwpkm_jax.layers.mixers.window_cache import AttentionCache, of_last_documen
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.parameters import Role, declare_linear, parameter
 from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
+from fwpkm_jax.literals import check_bounds
 from fwpkm_jax.rules.lact import LaCTMemory, LaCTRule, SwiGLUWeights
 
 _NORM_EPSILON = 1e-5
@@ -67,15 +68,9 @@ class LaCTConfig(AbstractMixerConfig):
 
     def __post_init__(self):
         names = ("num_heads", "num_fast_heads", "hidden_dim", "chunk_size", "window", "low_rank")
-        for name in names:
-            if name == "low_rank" and self.low_rank is None:
-                continue
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        if not self.base_rate > 0:
-            raise ValueError(f"base_rate={self.base_rate} must be above 0.")
-        if self.rope_theta <= 1:
-            raise ValueError(f"rope_theta={self.rope_theta} must exceed 1; usual is 10000.")
+        check_bounds(self, *names, least=1)
+        check_bounds(self, "base_rate", above=0)
+        check_bounds(self, "rope_theta", above=1)
 
     def build(self, model_dim: int, **shared: Any) -> "LaCT":
         return LaCT(self, model_dim, **shared)

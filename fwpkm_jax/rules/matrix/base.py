@@ -29,7 +29,7 @@ from fwpkm_jax.core.recurrence.transition import (
 )
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.in_turn import state_in_turn
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_bounds, check_literals
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 from fwpkm_jax.rules.matrix.gates import GateInputs, LearnedGates
 
@@ -121,8 +121,7 @@ class AbstractMatrixRule(abc.ABC):
 
     def __post_init__(self):
         check_literals(self)
-        if self.chunk_size < 1:
-            raise ValueError(f"chunk_size={self.chunk_size} must be at least 1.")
+        check_bounds(self, "chunk_size", least=1)
 
     @classmethod
     def variants(cls) -> "tuple[AbstractMatrixRule, ...]":

@@ -8,6 +8,7 @@ from jaxtyping import Array
 
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.literals import check_bounds
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -68,8 +69,7 @@ class Comba(AbstractMatrixRule):
                 f"feedback={self.feedback} must be at least 0.001; without any, use the rule "
                 "'mamba2'."
             )
-        if not self.correction >= 0:
-            raise ValueError(f"correction={self.correction} must be at least 0; 0 leaves it out.")
+        check_bounds(self, "correction", least=0)
 
     def write(self, state: State, token: Tokens) -> State:
         state = jnp.exp(given(token.log_decay)) * state

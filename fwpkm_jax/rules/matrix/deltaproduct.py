@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fwpkm_jax.literals import check_bounds
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -57,8 +58,7 @@ class DeltaProduct(AbstractMatrixRule):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.num_steps < 1:
-            raise ValueError(f"num_steps={self.num_steps} must be at least 1.")
+        check_bounds(self, "num_steps", least=1)
 
     @classmethod
     def variants(cls) -> "tuple[DeltaProduct, ...]":

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.literals import check_bounds
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -55,10 +56,7 @@ class Falcon(AbstractMatrixRule):
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.ridge >= 1e-6:
-            raise ValueError(
-                f"ridge={self.ridge} must be at least 1e-6: a key of zeros would divide by 0."
-            )
+        check_bounds(self, "ridge", least=1e-6)  # A key of zeros would divide by 0.
 
     def write(self, state: State, token: Tokens) -> State:
         step = self._step(token)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.literals import check_bounds
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -64,13 +65,9 @@ class Mesa(AbstractMatrixRule):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.cg_steps < 1:
-            raise ValueError(f"cg_steps={self.cg_steps} must be at least 1.")
-        if not self.ridge >= 1e-6:
-            raise ValueError(
-                f"ridge={self.ridge} must be at least 1e-6: the memory is empty at first, and the "
-                "ridge alone is solved for."
-            )
+        check_bounds(self, "cg_steps", least=1)
+        # The memory is empty at first, and the ridge alone is solved for.
+        check_bounds(self, "ridge", least=1e-6)
 
     @classmethod
     def variants(cls) -> "tuple[Mesa, ...]":

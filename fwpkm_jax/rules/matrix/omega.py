@@ -8,6 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.literals import check_bounds
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -67,8 +68,7 @@ class Omega(AbstractMatrixRule):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.window < 1:
-            raise ValueError(f"window={self.window} must be at least 1.")
+        check_bounds(self, "window", least=1)
 
     @classmethod
     def variants(cls) -> "tuple[Omega, ...]":

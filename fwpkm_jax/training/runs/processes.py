@@ -26,6 +26,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fwpkm_jax.literals import check_bounds
+
 # How long a process that ends waits for the others before the runtime ends them all.
 _LEAVING_SECONDS = 30
 _LONGEST_MESSAGE = 1000
@@ -59,14 +61,8 @@ class DistributedConfig:
             )
         if self.coordinator is not None and not self.coordinator.rpartition(":")[2].isdecimal():
             raise ValueError(f"coordinator={self.coordinator!r} must be HOST:PORT.")
-        if self.num_processes is not None and self.process_id is not None:
-            if self.num_processes < 1:
-                raise ValueError(f"num_processes={self.num_processes} must be at least 1.")
-            if not 0 <= self.process_id < self.num_processes:
-                raise ValueError(
-                    f"process_id={self.process_id} must be one of the {self.num_processes} "
-                    f"processes, 0 to {self.num_processes - 1}."
-                )
+        check_bounds(self, "num_processes", least=1)
+        check_bounds(self, "process_id", least=0, below=self.num_processes)
 
 
 class OtherProcessError(RuntimeError):

@@ -9,7 +9,7 @@ known as soon as its slots are.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,20 +44,6 @@ class Retention:
     """As `hardening`, but among a token's slots: what held ones are spared, the others take."""
     replay: int = 0
     """Tokens written again before every chunk: those of the largest write weights so far."""
-
-    removed_fields: ClassVar[dict[str, float]] = dict.fromkeys(
-        (
-            "write_decay",
-            "momentum",
-            "surprise",
-            "protection",
-            "strength",
-            "common",
-            "consolidation",
-        ),
-        0.0,
-    )
-    """Options that older configurations name; no measurement recommends them."""
 
     def __post_init__(self):
         for field in fields(self):

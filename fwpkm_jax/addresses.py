@@ -7,13 +7,23 @@ this process and ends with it.
 
 from __future__ import annotations
 
+import errno
 import functools
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from fwpkm_jax.outside_files import OutsideFileError, shown
 
+TRIES = 5
+"""How often a store is asked before what it raises counts."""
+FIRST_WAIT = 0.5
+"""Seconds before it is asked again for the first time; each further wait is twice the last."""
+Asked = Literal["read", "written", "listed", "removed"]
+Answer = TypeVar("Answer")
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "memory": "fsspec"}
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
@@ -75,32 +85,80 @@ def _file_system(scheme: str) -> Any:
         ) from error
 
 
+class StoreError(OSError):
+    """A store could not be asked, or refused to answer: this says nothing about what it holds."""
+
+
+def ask(
+    address: str, call: Callable[[], Answer], *, doing: Asked = "read", tries: int = TRIES
+) -> Answer:
+    """What a store's client answers; an answer that fails for a moment is asked for again.
+
+    Args:
+      address: of what is asked for, for messages.
+      call: asks; what it does may be done twice, as its answer may be lost.
+      doing: what the message says of the store.
+      tries: how often it is asked; the waits between grow from `FIRST_WAIT`, each twice the last.
+
+    Raises:
+      StoreError: it did not answer, or refused.
+      FileNotFoundError: there is no such object.
+      FileExistsError: `call` raised it.
+    """
+    for number in range(1, tries + 1):
+        try:
+            return call()
+        except (OutsideFileError, FileExistsError):
+            raise
+        except Exception as error:  # Each client has kinds of its own.
+            if number == tries or _is_lasting(error):
+                raise store_error(address, error, doing=doing) from error
+            time.sleep(FIRST_WAIT * 2 ** (number - 1))
+    raise AssertionError("at least one try")
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Whether an error would come again: of what was asked for, a login, or this machine's disk."""
+    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+        return True
+    return isinstance(
+        error,
+        FileNotFoundError
+        | PermissionError
+        | IsADirectoryError
+        | NotADirectoryError
+        | TypeError
+        | AttributeError
+        | NotImplementedError
+        | ImportError,
+    )
+
+
 def read_object(address: str, *, most: int) -> bytes:
     """The content of one object.
 
     Raises:
       FileNotFoundError: there is none.
-      OutsideFileError: it has more than `most` bytes, or the store cannot be asked.
+      OutsideFileError: it has more than `most` bytes.
+      StoreError: the store cannot be asked.
       ValueError: see `open_store`.
     """
     store, path = open_store(address)
-    try:
-        size = int(store.info(path)["size"])
-        if size <= most:
-            return store.cat_file(path)
-    except Exception as error:  # Each client has kinds of its own.
-        raise store_error(address, error) from error
-    problem = f"has {size:,} bytes, and at most {most:,} are expected"
-    raise OutsideFileError(address, problem, otherwise="fetch it again")
+    size = ask(address, lambda: int(store.info(path)["size"]))
+    if size > most:
+        problem = f"has {size:,} bytes, and at most {most:,} are expected"
+        raise OutsideFileError(address, problem, otherwise="fetch it again")
+    return ask(address, lambda: store.cat_file(path))
 
 
-def store_error(address: str, error: Exception) -> Exception:
+def store_error(address: str, error: Exception, *, doing: Asked = "read") -> OSError:
     """What a store raised, as one line that names the address."""
+    if isinstance(error, StoreError):
+        return error
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"There is no {address}; check the address.")
     reason = shown(str(error) or type(error).__name__, 200)
-    return OutsideFileError(
-        address,
-        f"cannot be read ({type(error).__name__}: {reason})",
-        otherwise="check the address, the login and the connection",
+    return StoreError(
+        f"{address} cannot be {doing} ({type(error).__name__}: {reason}); check the address, the "
+        "login and the connection."
     )

@@ -1,8 +1,9 @@
 """Compiled programs kept on disk or in a bucket, so that the same command compiles once.
 
-In a bucket, each program is one object, named by what was compiled (JAX's key). A store writes an
-object at once: half a program is never read. Machines that write the same one at the same time
-write programs that may stand for each other, and the last of them stays.
+A program is a file named by what was compiled (JAX's key). It has what JAX gives, and the SHA-256
+of that, and gets its name when it is whole. A damaged one counts as missing, so it is compiled and
+written again. In a bucket each is one object. Machines that write the same one at the same time
+write programs that may stand for each other, and one of them stays.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import logging
 import os
 import re
 import tempfile
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
-from jax._src import compilation_cache  # TODO: `jax.experimental` once it can decompress.
+from jax._src import compilation_cache  # TODO: a public one once JAX takes caches of others.
+from jax._src.compilation_cache_interface import CacheInterface
 
 from fwpkm_jax.addresses import check_store, scheme_of
-from fwpkm_jax.stores import Store
-from fwpkm_jax.whole_files import check_local
+from fwpkm_jax.storage.repeated import Repeated
+from fwpkm_jax.storage.stores import Store
+from fwpkm_jax.storage.sync import FolderCopy
+from fwpkm_jax.whole_files import check_local, replacing
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +33,8 @@ VARIABLE = "FWPKM_JAX_CACHE"
 """Environment variable: a folder to use, the address of one in a bucket, or `off`."""
 EVERY = 10.0
 """Seconds between two looks for programs that a bucket does not have."""
-_AT_ONCE = 8
 _PROGRAM = re.compile(r"[^/]+-cache")
+_DIGEST_BYTES = 32
 _SETTINGS = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
@@ -68,17 +70,16 @@ def compile_cache() -> Iterator[Path | None]:
             yield None
             return
         before = {name: jax.config.values[name] for name in _SETTINGS}
-        _keep_in(Path(place))
         # XLA would get the path of a cache of its own, which is a part of every program's name:
         # no other machine would find it.
         jax.config.update("jax_persistent_cache_enable_xla_caches", None)
         jax.config.update("jax_compilation_cache_max_size", -1)  # It needs files of its own, too.
-        compilation_cache.reset_cache()
-        programs.begin()
+        _keep_in(Path(place))
         try:
-            yield Path(place)
+            with Repeated(programs.write_back, EVERY, name="compiled programs"):
+                yield Path(place)
         finally:
-            programs.end()
+            programs.write_back()
             for name, value in before.items():
                 jax.config.update(name, value)
             compilation_cache.reset_cache()
@@ -88,51 +89,30 @@ class _Programs:
     """Programs in a bucket, and the folder of this machine that JAX reads and writes."""
 
     def __init__(self, store: Store, folder: Path) -> None:
-        self._store, self._folder = store, folder
-        self._there: set[str] = set()
-        self._ended = threading.Event()
+        self._copy = FolderCopy(store, folder, holds=_PROGRAM.fullmatch)
         self._lost = False
-        self._thread = threading.Thread(target=self._work, name="compiled programs", daemon=True)
 
     def fetch(self) -> bool:
         """Fills the folder; whether the bucket could be read."""
-
-        def download(name: str) -> None:
-            with contextlib.suppress(FileNotFoundError):  # Deleted meanwhile.
-                self._store.download(name, self._folder / name)
-
         with self._one_warning("read"):
-            self._there = set(filter(_PROGRAM.fullmatch, self._store.sizes()))
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
-                list(pool.map(download, self._there))
+            self._copy.look()
+            self._copy.fetch(missing_ok=True)  # Some may be deleted meanwhile.
         return not self._lost
 
-    def begin(self) -> None:
-        """Starts to write back."""
-        self._thread.start()
-
-    def _work(self) -> None:
-        while not self._ended.wait(EVERY):
-            self._write_back()
-
-    def end(self) -> None:
-        """Writes back what is left."""
-        self._ended.set()
-        self._thread.join()
-        self._write_back()
-
-    def _write_back(self) -> None:
-        names = [x.name for x in self._folder.iterdir() if _PROGRAM.fullmatch(x.name)]
-        new = [name for name in names if name not in self._there]
+    def write_back(self) -> None:
+        """Writes programs that the bucket does not have, or has damaged."""
+        copy = self._copy
+        names = [x.name for x in copy.folder.iterdir() if _PROGRAM.fullmatch(x.name)]
+        new = copy.changed(names)
         if not new or self._lost:
             return
         with self._one_warning("written"):
-            self._there |= self._store.sizes().keys()  # Another machine may have been faster.
+            before = copy.there
+            copy.look()
             for name in new:
-                content = (self._folder / name).read_bytes()
-                if name not in self._there and _is_whole(content):
-                    self._store.write(name, content)
-                    self._there.add(name)
+                # Another machine may have been faster.
+                if copy.there.get(name) == before.get(name):
+                    copy.put(name)
 
     @contextlib.contextmanager
     def _one_warning(self, what: str) -> Iterator[None]:
@@ -144,17 +124,35 @@ class _Programs:
             logger.warning(
                 "Compiled programs cannot be %s in %s, and this command goes on without it: %s "
                 "Set %s to another folder, or to off.",
-                *(what, self._store, error, VARIABLE),
+                *(what, self._copy.store, error, VARIABLE),
             )
 
 
-def _is_whole(program: bytes) -> bool:
-    """Whether JAX has written all of a program; it writes a file in its place."""
-    try:
-        compilation_cache.decompress_executable(program)
-    except Exception:  # Each of JAX's compressors has its own.
-        return False
-    return True
+class _Files(CacheInterface):
+    """The files of a folder, as JAX reads and writes programs; its own cache writes in place."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._said = folder, False
+
+    def get(self, key: str) -> bytes | None:
+        """A program; None if there is none, or a damaged one."""
+        file = self._path / f"{key}-cache"
+        try:
+            content = file.read_bytes()
+        except FileNotFoundError:
+            return None
+        program, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+        if hashlib.sha256(program).digest() == digest:
+            return program
+        if not self._said:
+            self._said = True
+            logger.warning("%s is damaged; such programs are compiled and written again.", file)
+        return None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Writes a program in place of a damaged one, too: JAX asks only after it found none."""
+        with replacing(self._path / f"{key}-cache") as file:
+            file.write(value + hashlib.sha256(value).digest())
 
 
 def enable_compile_cache() -> Path | None:
@@ -203,10 +201,14 @@ def enable_compile_cache() -> Path | None:
 
 
 def _keep_in(folder: Path) -> None:
+    """Makes JAX keep its programs in a folder."""
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # Small programs too: a run compiles dozens of them, and each costs more than reading it.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.reset_cache()
+    if jax.config.values["jax_compilation_cache_max_size"] == -1:  # Else JAX deletes old ones.
+        compilation_cache._cache, compilation_cache._cache_initialized = _Files(folder), True
 
 
 def default_folder() -> Path:

@@ -133,6 +133,19 @@ def _from_json_dataclass(values: Any, annotation: type, path: str) -> Any:
         raise ValueError(f"{path}: {error}") from error
 
 
+def lacking(values: Any, whole: Any, path: str) -> Iterator[str]:
+    """The fields of `whole`, from `to_json`, that `values` do not have."""
+    if isinstance(whole, dict):
+        for name, value in whole.items():
+            if name not in values:
+                yield f"{path}.{name}"
+            else:
+                yield from lacking(values[name], value, f"{path}.{name}")
+    elif isinstance(whole, list):
+        for number, (value, one) in enumerate(zip(values, whole, strict=True)):
+            yield from lacking(value, one, f"{path}[{number}]")
+
+
 hints = functools.cache(typing.get_type_hints)  # Resolving them is slow.
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-import threading
 from collections.abc import Iterator
 
 import numpy as np
+
+from fwpkm_jax.storage.repeated import Repeated
 
 _ALIGNMENT = 64  # Of bytes that XLA takes over without a copy.
 
@@ -38,16 +39,8 @@ def freed_memory_returned(*, every_s: float = 0.1) -> Iterator[None]:
       every_s: seconds between two looks.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    ended = threading.Event()
-
-    def give_back() -> None:
-        while trim is not None and not ended.wait(every_s):
-            trim(0)
-
-    thread = threading.Thread(target=give_back, name="freed_memory_returned", daemon=True)
-    thread.start()
-    try:
+    if trim is None:
         yield
-    finally:
-        ended.set()
-        thread.join()
+        return
+    with Repeated(lambda: trim(0), every_s, name="freed_memory_returned"):
+        yield

@@ -1,9 +1,8 @@
-"""Checks of fields: one of a few names, with the hint where none of them was given; bounds."""
+"""Fields that take one of a few names, and the hint where none of them was given."""
 
 import dataclasses
 import difflib
 import functools
-import operator
 import types
 import typing
 from collections.abc import Iterable, Sequence
@@ -67,37 +66,18 @@ def check_literals(config: Any) -> None:
             _check(name, value, choice)
 
 
-def check_bounds(
-    config: Any,
-    *names: str,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-) -> None:
-    """Checks that fields of a dataclass lie within bounds; None passes, NaN does not.
-
-    Raises:
-      ValueError: a field lies outside; the message has its value and the bounds.
+def check_least(config: Any, **least: float) -> None:
+    """Raises ValueError, with name and value, for a field that is less than its bound; None passes.
 
     Example:
-      >>> from types import SimpleNamespace
-      >>> check_bounds(SimpleNamespace(steps=0), "steps", least=1)
+      >>> check_least(types.SimpleNamespace(length=0), length=1)
       Traceback (most recent call last):
-      ValueError: steps=0 must be at least 1.
+      ValueError: length=0 is too small; use 1 or more.
     """
-    bounds = (
-        ("at least", operator.ge, least),
-        ("above", operator.gt, above),
-        ("at most", operator.le, most),
-        ("below", operator.lt, below),
-    )
-    given = [(word, holds, bound) for word, holds, bound in bounds if bound is not None]
-    for name in names:
+    for name, bound in least.items():
         value = getattr(config, name)
-        if value is not None and not all(holds(value, bound) for _, holds, bound in given):
-            said = " and ".join(f"{word} {bound}" for word, _, bound in given)
-            raise ValueError(f"{name}={value} must be {said}.")
+        if value is not None and not value >= bound:  # NaN is neither.
+            raise ValueError(f"{name}={value} is too small; use {bound} or more.")
 
 
 class _Choice(NamedTuple):
@@ -144,3 +124,11 @@ def _choice(annotation: Any) -> _Choice | None:
             values += (None,)
         return _Choice(values, others=any(x is not types.NoneType for x in plain))
     return None
+
+
+def check_above_0(config: Any, *names: str) -> None:
+    """Raises ValueError, with name and value, for a field that is neither None nor above 0."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:  # NaN is not.
+            raise ValueError(f"{name}={value} must be above 0.")

@@ -182,8 +182,9 @@ def parse_json(
     """The value of a text that stands in a file; the arguments are those of `read_json`."""
     if is_pointer(content):
         refuse_pointer(path)
-    with reading(path, place=place, otherwise=otherwise):
+    with reading(path, place=place, problem="is not UTF-8", otherwise=otherwise):
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
+    with reading(path, place=place, otherwise=otherwise):
         value = json.loads(text, object_pairs_hook=_unique if unique else None)
         if _SURROGATE.search(text):  # Half a pair is no text, and cannot be written anywhere.
             json.dumps(value, ensure_ascii=False).encode()

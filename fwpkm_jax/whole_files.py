@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from fwpkm_jax.addresses import scheme_of
+
 _ABANDONED = 60.0
 """Seconds without a change after which an unfinished file that no process holds is removed."""
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def check_local(path: str | Path, name: str = "") -> None:
@@ -36,7 +36,7 @@ def check_local(path: str | Path, name: str = "") -> None:
       path: what the user gave; a `Path` of an address counts, too.
       name: what the message calls it; "": nothing.
     """
-    if _URL.match(str(path)):
+    if scheme_of(path) is not None:
         given = f"{name}={str(path)!r}" if name else repr(str(path))
         raise ValueError(
             f"{given} is an address, and files are read and written by paths of this machine only; "

@@ -13,44 +13,48 @@ from pallas_kernels.dispatch import Kernel
 LANES = 128
 """Number of lanes (TPU) or threads (GPU) that move a row together."""
 
-
-def refuse_rows(
-    values: jax.Array, others: tuple[jax.Array | None, ...], kernel: Kernel
-) -> str | None:
-    """None, or why no kernel accepts the table `values` together with these arrays."""
-    if kernel != "gpu" and values.dtype == jnp.bfloat16:
-        # In a bfloat16 table two neighbouring rows share 32-bit words of a tile.
-        return "bfloat16 tables"
-    if values.dtype not in (jnp.float32, jnp.bfloat16):
-        return f"{values.dtype} tables"
-    for array in others:
-        if array is not None and array.dtype != jnp.float32:
-            return f"{array.dtype} arrays beside the table"
-    if values.shape[-1] % LANES and not dispatch.interpreted():
-        # Only devices have this limit; interpreted kernels run at the widths of small tests.
-        return f"rows of {values.shape[-1]} values, only multiples of {LANES}"
-    return None
+FLOATS = (jnp.float32, jnp.bfloat16)
+"""Dtypes of activations that the kernels take."""
 
 
-def assert_results_agree(op: Callable[..., Any], arrays: dict[str, Any], *, ratio: float) -> None:
-    """Compares the results and cotangents of an operation's kernel with those of its reference.
+def ragged(width: int, widest: int, *, of: str) -> tuple[bool, str]:
+    """Whether no kernel takes rows of so many values, and why; a case of `dispatch.refusal`."""
+    refused = width % LANES > 0 or not 0 < width <= widest
+    return refused, f"rows of {width} {of}, only multiples of {LANES} up to {widest}"
 
-    Raises:
-      AssertionError: a result differs by more than `ratio` of its norm; the message names it.
-    """
-    for name, error in result_errors(op, arrays).items():
+
+def refuse_rows(kernel: Kernel, values: jax.Array, *others: jax.Array | None) -> str | None:
+    """None, or why no kernel takes the table `values` together with these arrays."""
+    wrong = {str(x.dtype) for x in others if x is not None} - {"float32"}
+    width = values.shape[-1]
+    # In a TPU's bfloat16 table two neighbouring rows share 32-bit words of a tile.
+    dtypes = (jnp.float32, jnp.bfloat16) if kernel == "gpu" else (jnp.float32,)
+    # Only devices need whole rows; interpreted kernels run at the widths of small tests.
+    ragged = width % LANES > 0 and not dispatch.interpreted()
+    return dispatch.refusal(
+        (values.dtype not in dtypes, f"{values.dtype} tables"),
+        (bool(wrong), f"{' and '.join(sorted(wrong))} arrays beside the table"),
+        (ragged, f"rows of {width} values, only multiples of {LANES}"),
+    )
+
+
+def require(errors: dict[str, float], ratio: float, case: str) -> None:
+    """Raises AssertionError if an error exceeds `ratio` or is NaN; the message names it."""
+    for name, error in errors.items():
         if not error <= ratio:
-            raise AssertionError(f"{name} differs by {error:.2g} of its norm, at most {ratio:g}")
+            raise AssertionError(
+                f"{name} differs by {error:.2g} of its norm, at most {ratio:g} ({case})"
+            )
 
 
-def result_errors(op: Callable[..., Any], arrays: dict[str, Any]) -> dict[str, float]:
+def result_errors(
+    op: Callable[..., Any], arrays: dict[str, Any], *, fixed: Sequence[str] = ()
+) -> dict[str, float]:
     """Differences of an operation's kernel from its reference, relative to each array's norm.
 
-    Args:
-      op: function of the arrays and `backend` that returns a pytree of arrays.
-      arrays: arguments by name; cotangents of the float arrays are compared as well.
+    Args: as `results_of`.
     """
-    results = results_of(op, arrays)
+    results = results_of(op, arrays, fixed=fixed)
     return relative_errors(results("pallas"), results("reference"))
 
 

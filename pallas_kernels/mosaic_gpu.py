@@ -66,6 +66,7 @@ def launch_rows(kernel: Any, *operands: Any, programs: int, out_type: Any, name:
 
 def rows_of(tokens: int, most: int) -> int:
     """Rows of a program: the largest divisor of the number of tokens that is at most `most`."""
+    # Divisors only: a program with a rest would need a branch for each row.
     return max(rows for rows in range(1, most + 1) if tokens % rows == 0)
 
 
@@ -101,7 +102,7 @@ def over_tables(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
+def sequential_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of arrays that updates refs inside; under `vmap` it runs for one after the other.
 
     Mosaic GPU cannot batch refs, and each launch owns the array that it updates.

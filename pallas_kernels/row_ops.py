@@ -18,11 +18,8 @@ from fwpkm_jax.core.slots.values.exchange import (
 from fwpkm_jax.core.slots.values.grouping import SlotGroups, group_slots, reference_counts
 from fwpkm_jax.core.slots.values.scan import value_scan
 from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
-from pallas_kernels.checks import refuse_rows, relative_errors
-from pallas_kernels.dispatch import Backend, Kernel, implementation, module_of
-from pallas_kernels.slot_add.api import check_add
-from pallas_kernels.slot_read.api import check_dot, check_read
-from pallas_kernels.slot_read.specs import CHECK_RATIO, CHECKED, SPECS, RowSpec, sample
+from pallas_kernels.checks import refuse_rows, relative_errors, require
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, refusal
 
 
 def row_ops(values: jax.Array, *, write: ValueWrite = PLAIN, backend: Backend = "auto") -> RowOps:
@@ -38,10 +35,7 @@ def row_ops(values: jax.Array, *, write: ValueWrite = PLAIN, backend: Backend = 
       NotImplementedError: `backend="pallas"` with a width, dtype or option of the write that the
         kernels do not take.
     """
-    # One name for the whole scan, whose kernels lie in the folders `slot_read` and `slot_add`.
-    chosen = implementation(
-        "value_scan", backend, supports=functools.partial(_refuse, values, write), check=check_rows
-    )
+    chosen = VALUE_SCAN.choose(backend, values, write)
     return RowOps() if chosen == "reference" else ops_of(chosen)
 
 
@@ -66,10 +60,11 @@ def ops_of(kernel: Kernel) -> RowOps:
         back = functools.partial(exchange_back, read_and_dot=read_and_dot, dot=dot, add=add)
         return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=dot, add=add)
     # Imported here, because it is slow to import and other devices do not need it.
-    from pallas_kernels.mosaic_gpu import in_turn
+    from pallas_kernels.mosaic_gpu import sequential_vmap
 
     return RowOps(
-        batched=in_turn,  # Whole scans in turn: a table is laid out once for all of its chunks.
+        # Whole scans one after the other: a table is laid out once for all of its chunks.
+        batched=sequential_vmap,
         new_log=_new_log_on_gpu,
         runs=module_of("slot_add", kernel).runs_of,
         exchange=_exchange_on_gpu,
@@ -155,30 +150,38 @@ def _exchange_on_tpu(
     return Exchange(values, log, output, errors)
 
 
-def _refuse(values: jax.Array, write: ValueWrite, kernel: Kernel) -> str | None:
-    if write.options:
-        return f"a write with {write.options}, only the plain error"
-    if values.dtype != jnp.float32:
-        return f"{values.dtype} tables"
-    return refuse_rows(values, (), kernel)
+def _refuses(kernel: Kernel, values: jax.Array, write: ValueWrite) -> str | None:
+    found = refusal(
+        (bool(write.options), f"a write with {write.options}, only the plain error"),
+        (values.dtype != jnp.float32, f"{values.dtype} tables"),
+    )
+    return found or refuse_rows(kernel, values)
 
 
-def check_rows(kernel: Kernel) -> None:
-    """Runs all kernels on this device; raises if one differs from its reference."""
-    for check in (check_read, check_dot, check_add):
-        check(kernel)
-    for spec in (spec for spec in SPECS if spec.name in CHECKED):
-        for name, error in exchange_errors(spec, kernel).items():
-            if not error <= CHECK_RATIO:
-                raise AssertionError(f"{name} differs by {error:.2g} of its norm ({spec.name})")
+def check(kernel: Kernel) -> None:
+    """Runs all kernels on this device; raises if one differs from plain XLA."""
+    from pallas_kernels.slot_add import specs as slot_add
+    from pallas_kernels.slot_read import specs as slot_read
+
+    slot_read.check(kernel)
+    slot_add.check(kernel)
+    for name in slot_read.CHECKED:
+        errors = exchange_errors(slot_read.READS.named(name), kernel)
+        require(errors, slot_read.CHECK_RATIOS["float32"], name)
 
 
-def exchange_errors(spec: RowSpec, kernel: Kernel) -> dict[str, float]:
+# One name for the whole scan, whose kernels lie in the folders `slot_read` and `slot_add`.
+VALUE_SCAN = Operation("value_scan", _refuses, check=check)
+
+
+def exchange_errors(spec: Any, kernel: Kernel) -> dict[str, float]:
     """Differences of a kernel's exchange and of its way back from plain XLA, by name.
 
     Two chunks that read the same slots in another order, so that the second one's cotangents are
-    those from which the first one's begin.
+    those from which the first one's begin. The specs are those of `slot_read`.
     """
+    from pallas_kernels.slot_read.specs import sample
+
     arrays = sample(spec, jnp.float32)
     slot_ids = jnp.stack([arrays["slot_ids"], arrays["slot_ids"][::-1]])
     groups = jax.vmap(functools.partial(group_slots, num_slots=spec.slots))(slot_ids)
@@ -194,7 +197,7 @@ def exchange_errors(spec: RowSpec, kernel: Kernel) -> dict[str, float]:
     @functools.partial(jax.jit, static_argnums=0)
     def results(ops: RowOps, values: jax.Array, rows: ChunkRows) -> tuple[Any, ...]:
         def scan(rows: ChunkRows) -> tuple[jax.Array, jax.Array]:
-            out = value_scan(values, slot_ids, rows, groups=groups, write=PLAIN, ops=ops)
+            out = value_scan(values, slot_ids, rows, groups, PLAIN, ops)
             return out.output, out.values
 
         read, back, written = jax.vjp(scan, rows, has_aux=True)

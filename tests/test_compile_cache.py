@@ -15,15 +15,14 @@ import pytest
 from jax._src import compilation_cache
 
 from fwpkm_jax import compile_cache as module
+from fwpkm_jax.addresses import StoreError
 from fwpkm_jax.cli import main
 from fwpkm_jax.compile_cache import compile_cache, default_folder, enable_compile_cache
-from fwpkm_jax.outside_files import OutsideFileError
-from fwpkm_jax.stores import Store
+from fwpkm_jax.storage.stores import Store
 from tests.training import mesh_flags
 from tests.training.runs.stores import KINDS, a_store
 
 ROOT = Path(__file__).parents[1]
-CONFIG = ROOT / "tests" / "training" / "tiny_config.py"
 SETTINGS = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
@@ -161,7 +160,8 @@ def test_new_programs_are_written_while_the_command_runs_and_half_ones_are_not(
                 time.sleep(0.02)
             (written,) = programs(address)
             content = (folder / written.rpartition("/")[2]).read_bytes()
-            (folder / "jit_small_program-half-cache").write_bytes(content[: len(content) // 2])
+            half = f".jit_small_program-x-cache.{'0' * 16}.tmp"
+            (folder / half).write_bytes(content[: len(content) // 2])
             (folder / "other.txt").write_text("")
         assert programs(address) == [written]
         assert Store(address).read(written) == content
@@ -181,12 +181,57 @@ def test_a_program_that_another_machine_wrote_meanwhile_stays(machine, monkeypat
             compile_one()
             Store(address).write(name, b"theirs")
         assert Store(address).read(name) == b"theirs"
-        machine("three")  # What is no program costs a compilation, and no more.
-        with compile_cache(), pytest.warns(UserWarning, match="persistent compilation cache"):
-            assert compile_one() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("lost", ["sizes", "download", "write"])
+@pytest.mark.parametrize("where", ["disk", "memory"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "zeros", "bit", "garbage that unpacks"])
+def test_a_damaged_program_is_named_in_one_line_and_replaced(
+    where, damage, machine, monkeypatch, tmp_path, caplog
+):
+    compiled = []
+    monkeypatch.setattr(
+        compilation_cache, "put_executable_and_time", _counted(compiled, "put_executable_and_time")
+    )
+    with a_store("memory", monkeypatch) as address:
+        store = Store(address)
+        monkeypatch.setenv("FWPKM_JAX_CACHE", address if where == "memory" else str(tmp_path / "c"))
+
+        def session(name):
+            machine(name)
+            jax.config.update("jax_compilation_cache_dir", None)
+            compiled.clear()
+            caplog.clear()
+            with compile_cache(), caplog.at_level(logging.WARNING):
+                assert compile_one() == [1, 2, 3, 4]
+            said = [x.getMessage() for x in caplog.records if "damaged" in x.getMessage()]
+            return any("small_program" in x for x in compiled), len(said)
+
+        assert session("one") == (True, 0)
+        assert session("two") == (False, 0)
+        if where == "memory":
+            (name,) = programs(address)
+            content = store.read(name)
+        else:
+            (file,) = (tmp_path / "c").rglob("jit_small_program*-cache")
+            content = file.read_bytes()
+        flipped = bytearray(content)
+        flipped[len(content) // 2] ^= 1
+        damaged = {
+            "cut": content[: len(content) // 2],
+            "empty": b"",
+            "zeros": bytes(len(content)),
+            "bit": bytes(flipped),
+            "garbage that unpacks": compilation_cache.compress_executable(b"\0\0\0\1junk"),
+        }[damage]
+        if where == "memory":
+            store.write(name, damaged)
+        else:
+            file.write_bytes(damaged)
+        assert session("three") == (True, 1)
+        assert session("four") == (False, 0)
+
+
+@pytest.mark.parametrize("lost", ["listed", "download", "upload"])
 def test_a_bucket_that_cannot_be_read_or_written_costs_one_warning(
     lost, machine, monkeypatch, caplog
 ):
@@ -198,17 +243,17 @@ def test_a_bucket_that_cannot_be_read_or_written_costs_one_warning(
             compile_one()
 
         def fail(self, *_):
-            raise OutsideFileError(str(self), "cannot be read (PermissionError: no)")
+            raise StoreError(f"{self} cannot be read (PermissionError: no)")
 
         monkeypatch.setattr(Store, lost, fail)
         machine("two")
         with caplog.at_level(logging.WARNING, logger="fwpkm_jax"), compile_cache() as folder:
-            assert (folder is None) == (lost != "write")
+            assert (folder is None) == (lost != "upload")
             for number in (2, 3):
                 compile_one(number)
                 time.sleep(0.06)
         (record,) = [x for x in caplog.records if x.name.startswith("fwpkm_jax")]
-        what = "written" if lost == "write" else "read"
+        what = "written" if lost == "upload" else "read"
         assert f"cannot be {what} in {address}/" in record.getMessage()
         assert "Set FWPKM_JAX_CACHE to another folder, or to off." in record.getMessage()
 
@@ -259,35 +304,3 @@ def test_a_run_compiles_nothing_when_it_is_first_resumed(tmp_path, mesh):
     assert sum("jit_step" in name for name in first) == 1
     assert (run / "checkpoints" / "4").is_dir()
     assert second - first == set()
-
-
-@pytest.mark.slow
-def test_a_resumed_run_compiles_nothing_the_second_time(tmp_path):
-    """Each program that a process compiles becomes a file; the second process makes none."""
-    cache = tmp_path / "cache"
-    environment = {
-        **{name: value for name, value in os.environ.items() if "CACHE" not in name},
-        "FWPKM_JAX_CACHE": str(cache),
-        "PYTHONPATH": str(ROOT),
-    }
-
-    def train(*arguments, **settings):
-        subprocess.run(
-            [sys.executable, "train.py", *arguments],
-            cwd=ROOT,
-            env={**environment, **settings},
-            check=True,
-            capture_output=True,
-        )
-
-    run = tmp_path / "run"
-    options = ("--run_dir", run, "--training.steps", "6", "--optimizer.decay_steps", "8")
-    train(CONFIG, *options, FWPKM_JAX_CACHE=str(tmp_path / "other"))
-    kept = []
-    for name in ("first", "second"):
-        shutil.copytree(run, tmp_path / name)
-        train("--resume", tmp_path / name, "--training.steps", "8")
-        kept.append({path.name for path in cache.rglob("*-cache")})
-    first, second = kept
-    assert any("step" in name for name in first)
-    assert second == first

@@ -64,7 +64,7 @@ KERNELS = (
     (r"norm", "RMS norms and residual"),
 )
 """Classes of Pallas kernels by their names."""
-_MEMORY = r"layers/memories/|fwpkm_jax/rules/|core/slots/|layers/pkm|core/targets|analysis/"
+_MEMORY = r"layers/memories/|fwpkm_jax/rules/|core/slots/|layers/pkm|core/targets|benchmarks/paper/"
 _EMBEDDING = r"pallas_kernels/embed/"
 PLACES = (
     (

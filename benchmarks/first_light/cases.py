@@ -16,32 +16,26 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.machine import queued_seconds
+from fwpkm_jax.core.slots.keys.scan import KeyLoops
 from fwpkm_jax.core.slots.write import KeyWrite
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
 from pallas_kernels import dispatch
-from pallas_kernels.add_rms_norm import api as add_rms_norm
-from pallas_kernels.add_rms_norm import specs as add_rms_norm_specs
+from pallas_kernels.add_rms_norm import specs as add_rms_norm
 from pallas_kernels.checks import relative_errors, results_of
-from pallas_kernels.cross_entropy import api as cross_entropy
-from pallas_kernels.cross_entropy import specs as cross_entropy_specs
+from pallas_kernels.cross_entropy import specs as cross_entropy
 from pallas_kernels.dispatch import Backend, Kernel
-from pallas_kernels.embed import api as embed
-from pallas_kernels.embed import specs as embed_specs
-from pallas_kernels.gated_delta import api as gated_delta
-from pallas_kernels.gated_delta import specs as gated_delta_specs
+from pallas_kernels.embed import specs as embed
+from pallas_kernels.gated_delta import specs as gated_delta
 from pallas_kernels.key_scan import api as key_scan
 from pallas_kernels.key_scan import specs as key_scan_specs
-from pallas_kernels.mix_rms_norm import api as mix_rms_norm
-from pallas_kernels.mix_rms_norm import specs as mix_rms_norm_specs
+from pallas_kernels.mix_rms_norm import specs as mix_rms_norm
 from pallas_kernels.product_top_k import api as product_top_k
 from pallas_kernels.product_top_k import specs as product_top_k_specs
 from pallas_kernels.row_ops import row_ops
-from pallas_kernels.short_convolution import api as short_convolution
-from pallas_kernels.short_convolution import specs as short_convolution_specs
-from pallas_kernels.slot_add import specs as slot_add_specs
-from pallas_kernels.slot_add.api import add_logged
-from pallas_kernels.slot_read import specs as slot_read_specs
-from pallas_kernels.slot_read.api import slot_dot, slot_read
+from pallas_kernels.short_convolution import specs as short_convolution
+from pallas_kernels.slot_add import specs as slot_add
+from pallas_kernels.slot_read import specs as slot_read
+from pallas_kernels.spec import Comparison
 
 LIMIT_S = 120.0
 """Seconds for a case, start of the process and compilation included: the longest took 55 s beside
@@ -75,6 +69,78 @@ class Case:
         return 2 if self.heavy else int(not self.folders)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """The cases of an operation whose results and cotangents are compared by its own table."""
+
+    comparison: Comparison
+    names: tuple[str, ...]
+    """Of the specs to compare."""
+    tiny: tuple[str, ...] = ("one_token",)
+    """The same for interpreted kernels."""
+    folders: tuple[str, ...]
+    heavy: tuple[str, ...] = ()
+    """Specs that compile for a minute and more."""
+    on_cpu: Kernel = "tpu"
+    """The kernels that a CPU interprets."""
+
+
+_ROWS: Any = {"names": (*slot_read.CHECKED, "paper"), "tiny": ("63_tokens",)}
+_ROWS |= {"folders": ("slot_read", "slot_add")}
+_COMPARED = {
+    "slot_read": _Compared(comparison=slot_read.READS, **_ROWS),
+    "slot_dot": _Compared(comparison=slot_read.DOTS, **_ROWS),
+    "slot_add": _Compared(comparison=slot_add.COMPARISON, **_ROWS),
+    "chunk_gated_delta_rule": _Compared(
+        comparison=gated_delta.COMPARISON,
+        names=("five_chunks", "wide", "widest"),
+        tiny=("narrow",),
+        folders=("gated_delta",),
+        heavy=("wide", "widest"),
+    ),
+    "cross_entropy": _Compared(
+        comparison=cross_entropy.COMPARISON,
+        names=("tiles_and_rest", "100_tokens", "widest", "paper"),
+        tiny=("one_group",),
+        folders=("cross_entropy",),
+        on_cpu="gpu",
+    ),
+    "short_convolution": _Compared(
+        comparison=short_convolution.COMPARISON,
+        names=(
+            "100_tokens",
+            "several_tiles",
+            "flat",
+            "wide",
+            "wide_packed",
+            "paper",
+            "paper_packed",
+        ),
+        tiny=("packed",),
+        folders=("short_convolution",),
+        on_cpu="gpu",
+    ),
+    "add_rms_norm": _Compared(
+        comparison=add_rms_norm.COMPARISON,
+        names=("100_tokens", "widest", "paper", "paper_alone"),
+        folders=("add_rms_norm",),
+        on_cpu="gpu",
+    ),
+    "mix_rms_norm": _Compared(
+        comparison=mix_rms_norm.COMPARISON,
+        names=("100_tokens", "widest", "paper"),
+        folders=("mix_rms_norm",),
+        on_cpu="gpu",
+    ),
+    "embed": _Compared(
+        comparison=embed.COMPARISON,
+        names=("one_often", "100_tokens", "paper"),
+        folders=("embed", "slot_add", "slot_read"),
+        on_cpu="gpu",
+    ),
+}
+
+
 def cases(size: str) -> dict[str, Case]:
     """The cases by name, each operation's small ones first."""
     tiny = size == "tiny"
@@ -86,81 +152,20 @@ def cases(size: str) -> dict[str, Case]:
             ratio=product_top_k_specs.CHECK_RATIO,
             folders=("product_top_k",),
         )
-    names = ("63_tokens",) if tiny else (*slot_read_specs.CHECKED, "paper")
-    for op, function, sample in (
-        ("slot_read", slot_read, slot_read_specs.sample),
-        ("slot_dot", slot_dot, slot_read_specs.sample_dot),
-        ("slot_add", add_logged, slot_add_specs.sample),
-    ):
-        for name in names:
-            spec = _named(slot_read_specs.SPECS, name)
-            found[f"{op}/{name}"] = Case(
-                run=lambda function=function, sample=sample, spec=spec: _compare(
-                    function, sample(spec, jnp.float32)
-                ),
-                ratio=slot_read_specs.CHECK_RATIO,
-                folders=("slot_read", "slot_add"),
-            )
-    for name in ("narrow",) if tiny else (gated_delta_specs.CHECKED, "wide", "widest"):
-        spec = _named(gated_delta_specs.SPECS, name)
-        for dtype, ratio in gated_delta_specs.CHECK_RATIOS.items():
-            found[f"chunk_gated_delta_rule/{name}/{dtype}"] = Case(
-                run=lambda spec=spec, dtype=dtype: _compare(
-                    gated_delta.chunk_gated_delta_rule,
-                    gated_delta_specs.sample(spec, jnp.dtype(dtype)),
-                ),
-                ratio=ratio,
-                folders=("gated_delta",),
-                heavy=name in ("wide", "widest"),
-            )
-    for name in ("one_group",) if tiny else ("tiles_and_rest", "100_tokens", "widest", "paper"):
-        spec = _named(cross_entropy_specs.SPECS, name)
-        for dtype, ratio in cross_entropy_specs.CHECK_RATIOS.items():
-            found[f"cross_entropy/{name}/{dtype}"] = Case(
-                run=lambda spec=spec, dtype=dtype: _compare(
-                    partial(cross_entropy.row_cross_entropy, dtype=jnp.dtype(dtype)),
-                    cross_entropy_specs.sample(spec),
-                    fixed=("logits", "weights"),
-                ),
-                ratio=ratio,
-                folders=("cross_entropy",),
-            )
-    for name in ("packed",) if tiny else short_convolution_specs.ON_DEVICE:
-        spec = _named(short_convolution_specs.SPECS, name)
-        for dtype, ratio in short_convolution_specs.CHECK_RATIOS.items():
-            found[f"short_convolution/{name}/{dtype}"] = Case(
-                run=lambda spec=spec, dtype=dtype: _convolution(spec, dtype),
-                ratio=ratio,
-                folders=("short_convolution",),
-            )
-    for name in ("one_token",) if tiny else ("100_tokens", "widest", "paper", "paper_alone"):
-        spec = _named(add_rms_norm_specs.SPECS, name)
-        for dtype, ratio in add_rms_norm_specs.CHECK_RATIOS.items():
-            found[f"add_rms_norm/{name}/{dtype}"] = Case(
-                run=lambda spec=spec, dtype=dtype: _compare(
-                    partial(add_rms_norm.add_rms_norm, eps=spec.eps),
-                    add_rms_norm_specs.sample(spec, jnp.dtype(dtype)),
-                ),
-                ratio=ratio,
-                folders=("add_rms_norm",),
-            )
-    for name in ("one_token",) if tiny else ("100_tokens", "widest", "paper"):
-        spec = _named(mix_rms_norm_specs.SPECS, name)
-        for dtype, ratio in mix_rms_norm_specs.CHECK_RATIOS.items():
-            found[f"mix_rms_norm/{name}/{dtype}"] = Case(
-                run=lambda spec=spec, dtype=dtype: _compare(
-                    mix_rms_norm.op_of(spec, dtype), mix_rms_norm_specs.sample(spec, dtype)
-                ),
-                ratio=ratio,
-                folders=("mix_rms_norm",),
-            )
-    for name in ("one_token",) if tiny else ("one_often", "100_tokens", "paper"):
-        spec = _named(embed_specs.SPECS, name)
-        found[f"embed/{name}"] = Case(
-            run=lambda spec=spec: _compare(embed.embed, embed_specs.sample(spec, jnp.float32)),
-            ratio=embed_specs.CHECK_RATIO,
-            folders=("embed", "slot_add", "slot_read"),
-        )
+    for op, compared in _COMPARED.items():
+        comparison = compared.comparison
+        for name in compared.tiny if tiny else compared.names:
+            for dtype, ratio in comparison.ratios.items():
+                # One dtype needs no name.
+                case = f"{op}/{name}/{dtype}" if len(comparison.ratios) > 1 else f"{op}/{name}"
+                found[case] = Case(
+                    run=lambda compared=compared, name=name, dtype=dtype: _compared(
+                        compared, name, dtype
+                    ),
+                    ratio=ratio,
+                    folders=compared.folders,
+                    heavy=name in compared.heavy,
+                )
     for groups in (1, 2 if tiny else 8):
         found[f"memory/{groups}_groups"] = Case(
             run=lambda groups=groups: _memory(groups, tiny=tiny),
@@ -249,9 +254,11 @@ def _compare(
     }
 
 
-def _convolution(spec: short_convolution_specs.ConvolutionSpec, dtype: str) -> dict[str, Any]:
-    call = short_convolution.compared(spec, jnp.dtype(dtype))
-    return _compare(call, short_convolution_specs.sample(spec, jnp.dtype(dtype)), on_cpu="gpu")
+def _compared(compared: _Compared, name: str, dtype: str) -> dict[str, Any]:
+    comparison, spec = compared.comparison, compared.comparison.named(name)
+    op = partial(comparison.call, spec, jnp.dtype(dtype))
+    arrays = comparison.sample(spec, jnp.dtype(dtype))
+    return _compare(op, arrays, fixed=comparison.fixed, on_cpu=compared.on_cpu)
 
 
 def _selection(spec: product_top_k_specs.TopKSpec) -> dict[str, Any]:
@@ -263,9 +270,8 @@ def _selection(spec: product_top_k_specs.TopKSpec) -> dict[str, Any]:
             queries, keys, top_k=spec.top_k, score=spec.score, backend="pallas"
         )
 
-    kernel, context = _kernels()
-    with context:
-        errors = product_top_k.selection_errors(kernel, spec, arrays)
+    with _kernels()[1]:
+        errors = product_top_k_specs.selection_errors("pallas", spec, arrays)
         seconds, _ = queued_seconds(lambda: select(**arrays), repeats=3)
     return {"errors": errors, "milliseconds": 1e3 * seconds}
 
@@ -300,7 +306,7 @@ def _memory(groups: int, *, tiny: bool) -> dict[str, Any]:
 
 def _keys(spec: key_scan_specs.KeySpec, dtype: str) -> dict[str, Any]:
     kernel, context = _kernels()
-    ways = (key_scan.loops_of(one, spec.top_k) for one in (kernel, "reference"))
+    ways = key_scan.loops_of(kernel, spec.top_k), KeyLoops()
     with context:
         return {"errors": key_scan_specs.errors_of(spec, *ways, dtype=dtype)}
 
@@ -324,45 +330,9 @@ def _chosen_rows() -> dict[str, Any]:
     return {}
 
 
-def _chosen_rule() -> dict[str, Any]:
-    spec = _named(gated_delta_specs.SPECS, "one_token")
-    arrays: dict[str, Any] = gated_delta_specs.sample(spec, jnp.float32)
-    gated_delta.chunk_gated_delta_rule(**arrays)
-    return {}
-
-
-def _chosen_losses() -> dict[str, Any]:
-    arrays: dict[str, Any] = cross_entropy_specs.sample(
-        _named(cross_entropy_specs.SPECS, "one_group")
-    )
-    cross_entropy.row_cross_entropy(**arrays, dtype=jnp.bfloat16)
-    return {}
-
-
-def _chosen_convolution() -> dict[str, Any]:
-    spec = _named(short_convolution_specs.SPECS, "one_token")
-    arrays: dict[str, Any] = short_convolution_specs.sample(spec, jnp.float32)
-    short_convolution.short_convolution(**arrays, parts=spec.parts)
-    return {}
-
-
-def _chosen_norms() -> dict[str, Any]:
-    spec = _named(add_rms_norm_specs.SPECS, "one_token")
-    arrays: dict[str, Any] = add_rms_norm_specs.sample(spec, jnp.bfloat16)
-    add_rms_norm.add_rms_norm(**arrays, eps=spec.eps)
-    return {}
-
-
-def _chosen_mixes() -> dict[str, Any]:
-    spec = _named(mix_rms_norm_specs.SPECS, "one_token")
-    arrays = mix_rms_norm_specs.sample(spec, jnp.bfloat16)
-    mix_rms_norm.op_of(spec, "bfloat16")(**arrays)
-    return {}
-
-
-def _chosen_embedding() -> dict[str, Any]:
-    arrays: dict[str, Any] = embed_specs.sample(_named(embed_specs.SPECS, "one_token"), jnp.float32)
-    embed.embed(**arrays)
+def _chosen(comparison: Comparison, dtype: str) -> dict[str, Any]:
+    spec = comparison.specs[0]
+    comparison.call(spec, jnp.dtype(dtype), **comparison.sample(spec, jnp.dtype(dtype)))
     return {}
 
 
@@ -372,12 +342,18 @@ _CHOICES: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "product_top_k": (_chosen_selection, ("product_top_k",)),
     "key_scan": (_chosen_keys, _KEYS),
     "value_scan": (_chosen_rows, ("slot_read", "slot_add")),
-    "chunk_gated_delta_rule": (_chosen_rule, ("gated_delta",)),
-    cross_entropy.OP: (_chosen_losses, ("cross_entropy",)),
-    "short_convolution": (_chosen_convolution, ("short_convolution",)),
-    add_rms_norm.OP: (_chosen_norms, ("add_rms_norm",)),
-    mix_rms_norm.OP: (_chosen_mixes, ("mix_rms_norm",)),
-    embed.OP: (_chosen_embedding, ("embed", "slot_add", "slot_read")),
+    "chunk_gated_delta_rule": (
+        partial(_chosen, gated_delta.COMPARISON, "float32"),
+        ("gated_delta",),
+    ),
+    "cross_entropy": (partial(_chosen, cross_entropy.COMPARISON, "bfloat16"), ("cross_entropy",)),
+    "short_convolution": (
+        partial(_chosen, short_convolution.COMPARISON, "float32"),
+        ("short_convolution",),
+    ),
+    "add_rms_norm": (partial(_chosen, add_rms_norm.COMPARISON, "bfloat16"), ("add_rms_norm",)),
+    "mix_rms_norm": (partial(_chosen, mix_rms_norm.COMPARISON, "bfloat16"), ("mix_rms_norm",)),
+    "embed": (partial(_chosen, embed.COMPARISON, "float32"), ("embed", "slot_add", "slot_read")),
 }
 """Operations that models ask for by `auto`, with their folders: their check before first use runs
 as users run it."""

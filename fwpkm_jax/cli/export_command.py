@@ -17,7 +17,7 @@ from fwpkm_jax.addresses import address_of
 from fwpkm_jax.cli.options import CheckpointOptions, FolderArgument, RunArgument, parse_options
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.interchange.hf import export_model, push_model
-from fwpkm_jax.store_folders import made_in
+from fwpkm_jax.storage.sync import made_in
 from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.whole_files import check_local
 

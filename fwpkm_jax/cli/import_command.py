@@ -14,12 +14,12 @@ import tyro
 
 from fwpkm_jax.addresses import address_of
 from fwpkm_jax.cli.options import FolderArgument, PluginOptions, RunArgument, parse_options
-from fwpkm_jax.interchange import import_release, read_folder, start_run
+from fwpkm_jax.interchange import read_folder, start_run
 from fwpkm_jax.interchange.hf import import_model
 from fwpkm_jax.interchange.hf.model_folder import ParameterDtype
 from fwpkm_jax.interchange.imported_run import check_empty
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.store_folders import fetched
+from fwpkm_jax.storage.sync import fetched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,8 @@ class ImportRelease(PluginOptions):
     commit."""
 
     def start(self) -> None:
+        from fwpkm_jax.paper.release import import_release
+
         import_release(self.checkpoint, self.run, config=self.config, revision=self.revision)
 
 

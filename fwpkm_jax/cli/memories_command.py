@@ -18,7 +18,7 @@ from fwpkm_jax.literals import some
 from fwpkm_jax.memories import Description
 from fwpkm_jax.outside_files import printable, shown
 from fwpkm_jax.run.conversation import is_start, memory_folder
-from fwpkm_jax.stores import Store
+from fwpkm_jax.storage.stores import Store
 
 
 @dataclass(frozen=True, kw_only=True)

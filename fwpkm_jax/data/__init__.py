@@ -20,7 +20,7 @@ from fwpkm_jax.data.recall import RecallData
 from fwpkm_jax.data.text import Document, TextData, stream_documents
 from fwpkm_jax.data.token_files import TokenFile, write_token_file
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
-from fwpkm_jax.lazy_names import lazy_names
+from fwpkm_jax.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from fwpkm_jax.data.batches import BatchDataset, BatchIterator

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fwpkm_jax.literals import check_bounds, check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 
 Example = dict[str, np.ndarray]
 
@@ -87,11 +87,11 @@ class NeedleMix:
         check_literals(self)
         for sentence in self._sentences:
             _check_sentence(sentence)
-        check_bounds(self, "share", above=0, most=1)
-        counts = ("num_needles", "key_characters", "value_digits", "min_distance")
-        check_bounds(self, *counts, least=1)
-        check_bounds(self, "answer_weight", above=0)
-        check_bounds(self, "sentence_weight", least=0)
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share={self.share} must lie above 0 and at most at 1.")
+        check_least(self, num_needles=1, key_characters=1, value_digits=1, min_distance=1)
+        check_least(self, sentence_weight=0)
+        check_above_0(self, "answer_weight")
         least = _SHORTEST_NAME if self.keys == "names" else 1
         if self.key_characters < least:
             raise ValueError(

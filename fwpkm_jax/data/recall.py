@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fwpkm_jax.data.base import AbstractDataConfig, Split
-from fwpkm_jax.literals import check_bounds
+from fwpkm_jax.literals import check_least
 
 Example = dict[str, np.ndarray]
 
@@ -61,9 +61,16 @@ class RecallData(AbstractDataConfig):
     """Worker processes that prepare batches; 0 prepares them in a thread of this process."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, "num_facts", "num_filler", "num_valid", least=1)
-        check_bounds(self, "num_values", "min_distance", least=2)
-        check_bounds(self, "num_workers", "other_loss_weight", least=0)
+        check_least(
+            self,
+            num_facts=1,
+            num_values=2,
+            num_filler=1,
+            min_distance=2,
+            num_valid=1,
+            num_workers=0,
+            other_loss_weight=0,
+        )
         if self.num_keys < self.num_facts:
             raise ValueError(
                 f"num_keys={self.num_keys} cannot give num_facts={self.num_facts} distinct keys; "

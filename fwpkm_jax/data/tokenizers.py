@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import sentencepiece
 
 from fwpkm_jax.addresses import read_object, scheme_of
+from fwpkm_jax.lazy_imports import import_extra
 from fwpkm_jax.outside_files import (
     OutsideFileError,
     is_pointer,
@@ -111,10 +111,12 @@ class SentencePieceTokenizer:
           name: what errors call it.
 
         Raises:
+          ImportError: the package sentencepiece is not installed.
           ValueError: it is not a SentencePiece model, or has no piece that ends a document.
         """
         self._name = name
-        self._processor = sentencepiece.SentencePieceProcessor()
+        package = import_extra("sentencepiece", "SentencePiece models are read", extra="tokenizers")
+        self._processor = package.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
         except (RuntimeError, OSError, UnicodeDecodeError) as error:

@@ -16,7 +16,7 @@ from fwpkm_jax.data import Document
 from fwpkm_jax.evaluation import perplexity_views as views
 from fwpkm_jax.evaluation.addressing import AddressingWindows
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Passes, Subject, passes_of
 from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.documents import read_document
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
@@ -30,7 +30,7 @@ from fwpkm_jax.evaluation.readers.token_losses import (
     differences,
     scores,
 )
-from fwpkm_jax.evaluation.record import Result, describe_resets
+from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import (
     Source,
     capped,
@@ -40,7 +40,6 @@ from fwpkm_jax.evaluation.sources import (
     text_sources,
 )
 from fwpkm_jax.literals import check_literals, some
-from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class PerplexityConfig:
     data: tuple[str, ...] = ()
     """Files or folders of text, one data set each, read in this order without resetting the memory
     between them. Empty: the run's validation text."""
-    write: Literal["both", "on", "off"] = "both"
+    write: Passes = "both"
     """Write the memory while reading, keep it frozen, or do one after the other and compare."""
     segment_length: int | None = None
     """Inputs of a full segment; attention and GDN start empty in each. None: the run's training
@@ -116,14 +115,13 @@ def evaluate(
     """
     length = config.segment_length or segment_length or subject.text.length
     sources = text_sources(subject.text, config.data) if sources is None else sources
-    writes = {"both": (True, False), "on": (True,), "off": (False,)}[config.write]
+    writes = passes_of(config.write)
     names = [source.name for source in sources]
     labels = num_labels(sources, max_documents=config.max_documents, max_tokens=config.max_tokens)
     forecast = Forecast("ppl", total=labels * len(writes), unit="tokens")
     passes: dict[str, TokenLosses] = {}
     summaries: dict[str, dict[str, Any]] = {}
-    for write in writes:
-        name = "writing" if write else "frozen"
+    for name, write in writes:
         passes[name], summaries[name] = _read_all(
             subject, config, sources, length, forecast, write=write
         )
@@ -234,12 +232,4 @@ PERPLEXITY = Evaluation(
     plot=views.plot,
     finding=views.finding,
     missing=lambda subject, config: missing_text(subject.text, config.data),
-    in_default_suite=True,
 )
-
-
-def streaming_perplexity(
-    model: LanguageModel, memory: Memory, *, config: PerplexityConfig, **inputs: Any
-) -> Result:
-    """Perplexity of streams of text, of a model in hand: see `Evaluation.of_model`."""
-    return PERPLEXITY.of_model(model, memory, config=config, **inputs)

@@ -28,10 +28,9 @@ from fwpkm_jax.evaluation.readers.devices import (
     rows_on_devices,
 )
 from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, not_finite
-from fwpkm_jax.evaluation.record import Result
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.models.language_model import Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,7 @@ def attention_reach(config: ModelConfig) -> AttentionReach:
 
     A layer that sees `window` tokens looks `window - 1` tokens further back than its input.
     """
-    reaches = [mixer.reach for mixer in config.mixer_configs]
+    reaches = [mixer.receptive_field for mixer in config.mixer_configs]
     windows = [reach for reach in reaches if reach is not None]
     stack = sum(reach - 1 for reach in windows) if len(windows) == len(reaches) else None
     return AttentionReach(max(windows, default=None), stack)
@@ -268,13 +267,5 @@ RECALL = Evaluation(
     plot=views.plot,
     finding=views.finding,
     controls="the same questions with writing disabled, and guessing",
-    in_default_suite=True,
     one_stream=False,
 )
-
-
-def recall_accuracy(
-    model: LanguageModel, memory: Memory, *, config: RecallConfig, **inputs: Any
-) -> Result:
-    """Recall of stated facts, of a model in hand: see `Evaluation.of_model`."""
-    return RECALL.of_model(model, memory, config=config, **inputs)

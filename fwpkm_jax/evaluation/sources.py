@@ -12,6 +12,7 @@ from fwpkm_jax.data import Document, TextData, stream_documents
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.data.streams.files import LocalFile, data_files
 from fwpkm_jax.data.text import valid_rows
+from fwpkm_jax.outside_files import reading, size_of
 
 
 class Source(NamedTuple):
@@ -118,6 +119,15 @@ def file_hashes(name: str | Path) -> dict[str, str]:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    """SHA-256 of a file's bytes, in hexadecimal.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      OutsideFileError: it is a directory, a pipe or a device, or cannot be read.
+    """
+    left, digest = size_of(path), hashlib.sha256()
+    with reading(path, otherwise="name a file"), path.open("rb") as content:
+        while block := content.read(min(left, 2**20)):  # Not what is added meanwhile.
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from fwpkm_jax.literals import check_bounds
+from fwpkm_jax.literals import check_above_0, check_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,10 @@ class Sampling:
     tokenizer's vocabulary; None: all."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, "temperature", least=0)
-        check_bounds(self, "top_k", "vocab_size", least=1)
-        check_bounds(self, "top_p", above=0, most=1)
+        check_least(self, temperature=0)
+        check_above_0(self, "top_k", "vocab_size")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} must lie above 0 and at most at 1.")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise ValueError(
                 f"top_k={self.top_k} and top_p={self.top_p} have no effect at temperature=0, which "

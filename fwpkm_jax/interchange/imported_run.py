@@ -14,7 +14,7 @@ from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.host_memory import freed_memory_returned
 from fwpkm_jax.interchange.weights import Weights, check_shape, refuse_other_names
-from fwpkm_jax.stores import Store
+from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
 from fwpkm_jax.training.runs.mirror import new_run_folder

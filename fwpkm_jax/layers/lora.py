@@ -13,7 +13,7 @@ from flax import nnx
 
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.layers.parameters import declaration_of, parameter
-from fwpkm_jax.literals import check_bounds
+from fwpkm_jax.literals import check_above_0, check_least
 
 FACTORS = ("lora_a", "lora_b")
 """Names of the factors' parameters, beside the map's `kernel`: `[in, rank]` and `[rank, out]`."""
@@ -51,8 +51,8 @@ class LoRAConfig:
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"maps: {pattern!r} is no pattern: {error}.") from error
-        check_bounds(self, "rank", least=1)
-        check_bounds(self, "alpha", above=0)
+        check_least(self, rank=1)
+        check_above_0(self, "alpha")
 
     @property
     def scale(self) -> float:

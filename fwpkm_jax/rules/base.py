@@ -15,6 +15,7 @@ Required:
 
 With defaults that a rule may override:
   lookahead: distance from a token to the token that holds its target; 0.
+  memory_shapes: shapes and dtypes of the memory; the default traces `init`.
   targets(value), chunk(...), sequence(...): how tokens become chunks. A rule that
     needs more about each token than `core.chunks.Chunk` holds returns a NamedTuple of its own from
     `chunk`, with the fields of `Chunk` first, and may take further arguments in `sequence`.
@@ -71,6 +72,11 @@ class AbstractRule(abc.ABC):
     @abc.abstractmethod
     def init(self, rng: jax.Array) -> Memory:
         """Fast weights before the first token, float32."""
+
+    @functools.cached_property
+    def memory_shapes(self) -> Any:
+        """Shapes and dtypes of the memory: those of `init`, without allocating it."""
+        return jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
     @abc.abstractmethod
     def step(self, memory: Memory, chunk: AnyChunk) -> StepOutput:
@@ -273,12 +279,6 @@ class AbstractChunkRule(AbstractRule):
         )
 
 
-@functools.cache
-def memory_shapes(rule: Any) -> Any:
-    """Shapes and dtypes of a rule's memory, without allocating it."""
-    return jax.eval_shape(lambda: rule.init(jax.random.key(0)))
-
-
 def check_memory(rule: Any, memory: Memory, *, groups: bool = False) -> None:
     """Raises a ValueError unless the memory has the shapes of `rule.init`.
 
@@ -287,7 +287,7 @@ def check_memory(rule: Any, memory: Memory, *, groups: bool = False) -> None:
       memory: one memory, or with `groups` several, leaves `[groups, ...]`.
       groups: whether there is a leading axis of groups.
     """
-    check_tree("memory", memory, memory_shapes(rule), leading=("groups",) if groups else ())
+    check_tree("memory", memory, rule.memory_shapes, leading=("groups",) if groups else ())
 
 
 def check_query(rule: Any, query: jax.Array) -> None:

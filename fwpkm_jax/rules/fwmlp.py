@@ -12,7 +12,7 @@ from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import Chunk, StepOutput, cast
 from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
 from fwpkm_jax.core.targets import shift_left
-from fwpkm_jax.literals import check_bounds, check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query
 
 
@@ -79,10 +79,9 @@ class FwMLP(AbstractChunkRule):
 
     def __post_init__(self):
         check_literals(self)
-        check_bounds(self, "key_dim", "hidden_dim", least=1)
-        check_bounds(self, "value_dim", least=2)
-        check_bounds(self, "lookahead", "learning_rate", "weight_decay", least=0)
-        check_bounds(self, "write_clip", above=0)
+        check_least(self, key_dim=1, value_dim=2, hidden_dim=1)
+        check_least(self, lookahead=0, learning_rate=0, weight_decay=0)
+        check_above_0(self, "write_clip")
 
     @classmethod
     def tiny(cls) -> "FwMLP":

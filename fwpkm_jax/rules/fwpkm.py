@@ -18,7 +18,16 @@ from fwpkm_jax.core.array_types import (
     ValueTable,
 )
 from fwpkm_jax.core.checks import check_key
-from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, map_groups, map_own
+from fwpkm_jax.core.chunks import (
+    RunOutput,
+    StepOutput,
+    cast,
+    check_chunk_size,
+    from_chunks,
+    map_groups,
+    map_own,
+    to_chunks,
+)
 from fwpkm_jax.core.slots.keys.addressing import (
     Address,
     Nonlinearity,
@@ -36,7 +45,7 @@ from fwpkm_jax.core.slots.options.overlay import (
     rows_to_read,
     write_overlays,
 )
-from fwpkm_jax.core.slots.options.replay import join_stored
+from fwpkm_jax.core.slots.options.replay import JoinedTokens, join_stored
 from fwpkm_jax.core.slots.options.retention import (
     Retention,
     SlotHistory,
@@ -55,7 +64,7 @@ from fwpkm_jax.core.slots.write import (
     ValueWrite,
     addressing_loss,
 )
-from fwpkm_jax.literals import check_bounds, check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 from pallas_kernels import slot_read as read_kernels
 from pallas_kernels.dispatch import Backend
@@ -155,11 +164,9 @@ class FwPKM(AbstractChunkRule):
             raise ValueError(
                 f"top_k={self.top_k} must lie between 1 and num_subkeys={self.num_subkeys}."
             )
-        check_bounds(self, "num_heads", "inner_steps", least=1)
-        check_bounds(self, "value_dim", least=2)
-        rates = ("learning_rate", "value_step", "addressing_weight", "weight_decay")
-        check_bounds(self, "lookahead", *rates, least=0)
-        check_bounds(self, "temperature", "write_clip", above=0)
+        check_least(self, num_heads=1, value_dim=2, lookahead=0, inner_steps=1)
+        check_least(self, learning_rate=0, value_step=0, addressing_weight=0, weight_decay=0)
+        check_above_0(self, "temperature", "write_clip")
         if self.retention is not None and (self.write_clip is not None or self.weight_decay):
             raise ValueError(
                 f"retention={self.retention} spares touched slots, but "
@@ -179,14 +186,25 @@ class FwPKM(AbstractChunkRule):
     def tiny(cls) -> "FwPKM":
         return cls(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
 
+    @functools.cached_property
+    def memory_shapes(self) -> FwPKMMemory:
+        shapes = (
+            (self.num_heads, 2, self.num_subkeys, self.key_dim // 2),
+            (self.num_slots, self.value_dim),
+        )
+        keys, values = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+        if self.retention is None:
+            return FwPKMMemory(keys, values)
+        history = functools.partial(init_history, self.retention)
+        return FwPKMMemory(keys, values, jax.eval_shape(history, keys, values))
+
     def init(self, rng: jax.Array) -> FwPKMMemory:
         """Keys uniform within 1/sqrt(key_dim), values normal with variance 1/value_dim."""
         check_key(rng)
         key_rng, value_rng = jax.random.split(rng)
-        bound = self.key_dim**-0.5
-        shape = (self.num_heads, 2, self.num_subkeys, self.key_dim // 2)
-        keys = jax.random.uniform(key_rng, shape, jnp.float32, -bound, bound)
-        values = jax.random.normal(value_rng, (self.num_slots, self.value_dim), jnp.float32)
+        bound, shapes = self.key_dim**-0.5, self.memory_shapes
+        keys = jax.random.uniform(key_rng, shapes.keys.shape, jnp.float32, -bound, bound)
+        values = jax.random.normal(value_rng, shapes.values.shape, jnp.float32)
         values = values * self.value_dim**-0.5
         history = None if self.retention is None else init_history(self.retention, keys, values)
         return FwPKMMemory(keys, values, history)
@@ -249,99 +267,78 @@ class FwPKM(AbstractChunkRule):
         On a Hopper GPU or a TPU the kernels that `pallas_kernels` chooses find sub-keys, move the
         keys and read and write the values; plain XLA elsewhere.
         """
-        if not self.two_phase:
+        if not self.two_phase or (axes is not None and not self.splits):
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
-        query = sequence.query
-        sequence = cast(sequence, memory.values.dtype)
-        if self.narrow_queries and query.dtype == jnp.bfloat16:
-            sequence = sequence._replace(query=query)
-        stored = None if self.retention is None else self._history(memory).replayed
-        if stored is None:
-            return self._run_phases(memory, sequence, chunk_size=chunk_size, axes=axes)
-        joined = join_stored(stored, sequence, chunk_size=chunk_size)
-        history = self._history(memory)._replace(replayed=None)
-        out = self._run_phases(
-            memory._replace(history=history),
-            joined.tokens,
-            chunk_size=joined.layout.joined_chunk_size,
-            first=joined.first,
+        check_chunk_size(sequence, chunk_size)
+        _, batch, length = sequence.counted.shape
+        chunks = cast(to_chunks(sequence, chunk_size), memory.values.dtype)
+        if self.narrow_queries and sequence.query.dtype == jnp.bfloat16:
+            chunks = chunks._replace(query=to_chunks(sequence.query, chunk_size))
+        joined = None
+        if self.retention is not None and (stored := self._history(memory).replayed) is not None:
+            joined = join_stored(stored, chunks)
+            chunks = joined.tokens
+
+        # First phase: the keys move, and all slots are found.
+        loops_of = functools.partial(
+            key_loops, top_k=self.top_k, key_write=self._key_write, backend=self.backend
         )
-        output, access = joined.own((out.output, out.access))
-        history = out.memory.history._replace(replayed=joined.stored)
-        return RunOutput(out.memory._replace(history=history), output, access, out.info)
-
-    def _run_phases(
-        self,
-        memory: FwPKMMemory,
-        sequence: SlotChunk,
-        *,
-        chunk_size: int,
-        first: Float[Array, "groups batch length"] | None = None,
-        axes: MemoryAxes | None = None,
-    ) -> RunOutput:
-        """`run_groups` in the dtype of the memory, whose queries may be in bfloat16.
-
-        Tokens with 1 in `first` are written first.
-        """
-        key_write, value_write = self._key_write, self._value_write.with_rate_in_steps()
-        keys, choices, loss = move_keys(
-            memory.keys,
-            sequence,
-            chunk_size=chunk_size,
+        move = functools.partial(
+            move_keys,
             find=self._find(),
-            key_write=key_write,
-            loops_of=functools.partial(
-                key_loops, top_k=self.top_k, key_write=key_write, backend=self.backend
-            ),
+            key_write=self._key_write,
+            # Under `vmap`, kernels would move one memory after the other.
+            loops_of=loops_of if len(memory.keys) == 1 else None,
             token_axes=() if axes is None else axes.tokens,
         )
-        batch = sequence.counted.shape[1]
-        pair = functools.partial(find_slots, batch=batch, pair=lambda x: self._slots_of(x)[1])
-        access = map_groups(pair, choices)
-        history, scales = memory.history, None
-        if self.retention is not None:
-            history, scales = self._scales(memory, access, sequence, first, chunk_size=chunk_size)
-        written: dict[str, Any] = {
-            "error_weights": sequence.error_weight,
-            "counted": sequence.counted,
-            "chunk_size": chunk_size,
-            "write": value_write,
-            "ops": self._row_ops(memory.values),
-        }
-        values, where = memory.values, (access, sequence.target)
-        if isinstance(values, OverlayTable):
-            values, out = write_overlays(values, *where, **written)
-        elif axes is not None:
-            out = write_split_values(values, *where, **written, axes=axes)
-            values = out.values
-        else:
-            several = {"inner_steps": self.inner_steps, "scales": scales, "first": first}
-            out = write_values(values, *where, **written, **several)
-            values = out.values
-        info = jax.lax.stop_gradient(FwPKMInfo(loss, out.update_norm))
-        return RunOutput(FwPKMMemory(keys, values, history), out.output, access, info)
+        keys, choice, loss = map_groups(move, memory.keys, chunks.query, chunks.addressed)
+        access = find_slots(choice, pair=lambda choice: self._slots_of(choice)[1])
 
-    def _scales(
+        # Second phase: the values are read and written.
+        how: dict[str, Any] = {"error_weights": chunks.error_weight, "counted": chunks.counted}
+        how |= {"write": self._value_write, "ops": self._row_ops(memory.values)}
+        history = None
+        if self.inner_steps > 1:
+            how["inner_steps"] = self.inner_steps
+        if self.retention is not None:
+            history, retained = self._retained(memory, access, chunks, joined)
+            how |= retained
+        write = write_values if axes is None else functools.partial(write_split_values, axes=axes)
+        if isinstance(memory.values, OverlayTable):
+            write = write_overlays
+        out = write(memory.values, access, chunks.target, **how)
+        read = (out.output, access)
+        if joined is not None:  # Only the sequence's own tokens have been read for the caller.
+            read = jax.tree.map(lambda x: x[:, :, joined.size :], read)
+        output, access = from_chunks(read, batch, length)
+        info = jax.lax.stop_gradient(FwPKMInfo(loss, out.update_norm))
+        return RunOutput(FwPKMMemory(keys, out.values, history), output, access, info)
+
+    def _retained(
         self,
         memory: FwPKMMemory,
         access: SlotAccess,
-        sequence: SlotChunk,
-        first: Float[Array, "groups batch length"] | None,
-        *,
-        chunk_size: int,
-    ) -> tuple[SlotHistory, Float[Array, "groups batch length places"]]:
-        """The history after a sequence, and all steps' scales; `first` is written in full."""
+        chunks: SlotChunk,
+        joined: JoinedTokens | None,
+    ) -> tuple[SlotHistory, dict[str, Any]]:
+        """The history after all chunks, and what `write_values` needs of it.
+
+        Replayed tokens are written first and in full.
+        """
         assert self.retention is not None
-        own = 1.0 if first is None else 1.0 - first
+        history = self._history(memory)._replace(replayed=None)
+        new = 1.0 if joined is None else 1.0 - joined.first
         history, scales = scale_chunks(
-            self._history(memory),
+            history,
             access,
-            own * sequence.write_weight,
-            own * sequence.counted,
-            chunk_size=chunk_size,
+            new * chunks.write_weight,
+            new * chunks.counted,
             retention=self.retention,
         )
-        return history, scales if first is None else jnp.where(first[..., None] > 0, 1.0, scales)
+        if joined is None:
+            return history, {"scales": scales}
+        scales = jnp.where(joined.first[..., None] > 0, 1.0, scales)
+        return history._replace(replayed=joined.stored), {"scales": scales, "first": joined.first}
 
     def write(self, memory: FwPKMMemory, chunk: SlotChunk) -> FwPKMMemory:
         sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
@@ -379,7 +376,7 @@ class FwPKM(AbstractChunkRule):
             select=functools.partial(self._select, backend=self.backend),
             read=self._read,
             key_write=self._key_write,
-            value_write=self._value_write.with_rate_in_steps(),
+            value_write=self._value_write,
             ops=self._row_ops(memory.values),
         )
         return FwPKMMemory(keys, values)
@@ -415,7 +412,7 @@ class FwPKM(AbstractChunkRule):
             chunk,
             access,
             find=lambda query: self._select(memory.keys, query, "reference")[1],
-            write=self._value_write.with_rate_in_steps(),
+            write=self._value_write,
             retention=self.retention,
         )
         return memory._replace(values=step.values, history=step.history), step.update_norm
@@ -437,17 +434,19 @@ class FwPKM(AbstractChunkRule):
             )
         return memory.values
 
-    @property
+    @functools.cached_property
     def _value_write(self) -> ValueWrite:
-        default_step = float(self.num_heads * self.top_k)
+        step = float(self.num_heads * self.top_k) if self.value_step is None else self.value_step
+        if self.write_clip is None and not self.weight_decay:
+            return ValueWrite(step_size=self.learning_rate * step)
         return ValueWrite(
-            step_size=default_step if self.value_step is None else self.value_step,
+            step_size=step,
             learning_rate=self.learning_rate,
             clip=self.write_clip,
             weight_decay=self.weight_decay,
         )
 
-    @property
+    @functools.cached_property
     def _key_write(self) -> KeyWrite:
         return KeyWrite(
             learning_rate=self.learning_rate,
@@ -464,8 +463,7 @@ class FwPKM(AbstractChunkRule):
     def _row_ops(self, values: AnyTable) -> RowOps:
         """What reads and adds the rows that are written: of the table, or an overlay's own."""
         rows = values.rows if isinstance(values, OverlayTable) else values
-        write = self._value_write.with_rate_in_steps()
-        return row_ops(rows, write=write, backend=self.backend)
+        return row_ops(rows, write=self._value_write, backend=self.backend)
 
     def _find(self, backend: Backend | None = None) -> Find:
         """From queries and keys to the best sub-keys of each query."""

@@ -13,7 +13,7 @@ from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, scan_chunks
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
 from fwpkm_jax.core.numerics import layer_normalize
-from fwpkm_jax.literals import check_bounds, check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 from fwpkm_jax.rules.base import check_run
 from fwpkm_jax.rules.gradient import AbstractGradientRule, GradientChunk
 
@@ -151,10 +151,10 @@ class TitansRule(AbstractGradientRule):
 
     def __post_init__(self):
         check_literals(self)
-        check_bounds(self, "depth", least=1, most=4)
-        check_bounds(self, "key_dim", "value_dim", "hidden_dim", "write_size", least=1)
-        check_bounds(self, "momentum_order", least=0)
-        check_bounds(self, "norm_eps", "init_std", above=0)
+        if not 1 <= self.depth <= 4:
+            raise ValueError(f"depth={self.depth} must lie between 1 and 4.")
+        check_least(self, key_dim=1, value_dim=1, hidden_dim=1, write_size=1, momentum_order=0)
+        check_above_0(self, "norm_eps", "init_std")
         if self.residual_norm and self.key_dim != self.value_dim:
             raise ValueError(
                 f"residual_norm=True adds keys of width {self.key_dim} to values of width "

@@ -9,13 +9,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 from flax import nnx
 
-from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.data import AbstractDataConfig, Tokenizer, load_tokenizer
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.averages import EMA, ema_names
 from fwpkm_jax.training.checkpoints.restore import find_step, read_arrays, read_checkpoint
-from fwpkm_jax.training.runs.mirror import local_copy
+from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.training.state import Memories, init_state, model_graph, named_leaves
 
 WhichWeights = Literal["trained", "ema"]
@@ -107,11 +106,13 @@ def load_run(
       >>> run.model.config.memory_layers  # doctest: +SKIP
       (1,)
     """
-    if scheme_of(run_dir) is not None:
-        with local_copy(str(run_dir)) as folder:
-            return load_run(folder, step, weights=weights)
+    with run_folder(run_dir, "newest" if step is None else "all") as folder:
+        return _load(folder, step, weights)
+
+
+def _load(run_dir: Path, step: int | Literal["best"] | None, weights: WhichWeights) -> Run:
     experiment = read_experiment(run_dir)
-    directory = Path(run_dir) / "checkpoints"
+    directory = run_dir / "checkpoints"
     found = find_step(directory, step)
     init = partial(
         init_state,

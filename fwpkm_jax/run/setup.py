@@ -32,13 +32,9 @@ from fwpkm_jax.training.checkpoints.restore import (
     stored_names,
 )
 from fwpkm_jax.training.compiling import compile_answering
-from fwpkm_jax.training.limited import Limited, limited_attention
 from fwpkm_jax.training.micro_batches import Batch
-from fwpkm_jax.training.optimizer import (
-    describe_precision,
-    learning_rate_schedule,
-    make_optimizer,
-)
+from fwpkm_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from fwpkm_jax.training.random_window import RandomWindow, random_window
 from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.training.runs.processes import from_first
 from fwpkm_jax.training.sharding import (
@@ -70,7 +66,7 @@ class Setup(NamedTuple):
     """Layout over devices; None: one device."""
     graphdef: nnx.GraphDef[LanguageModel]
     """The model's structure."""
-    limited: Limited | None
+    windowed: RandomWindow | None
     """The structure with windows in place of full attention, for the steps that draw it; None if
     no step does."""
     optimizer: optax.GradientTransformation
@@ -121,9 +117,9 @@ def make_setup(experiment: Experiment) -> Setup:
     )
     shapes = jax.eval_shape(init)
     check_trained(shapes.params, experiment.optimizer.train)
-    limited = limited_attention(experiment.model, config.window_probability)
+    windowed = random_window(experiment.model, config.window_probability)
     graphdef = model_graph(experiment.model)
-    return Setup(experiment, partition, graphdef, limited, optimizer, init, shapes)
+    return Setup(experiment, partition, graphdef, windowed, optimizer, init, shapes)
 
 
 def check_chunk_size(experiment: Experiment) -> None:
@@ -239,12 +235,6 @@ def restore_state(
         raise ValueError(
             f"training.steps={steps}, but {directory} has {step} steps done; raise training.steps "
             "or choose another --run_dir."
-        )
-    if restored.converted:
-        say(
-            f"Weights or moments of step {step} go from {' and '.join(restored.converted)}: "
-            f"optimizer.precision={setup.experiment.optimizer.precision} trains with "
-            f"{describe_precision(setup.experiment.optimizer)}."
         )
     if shapes.memory and not state.memory:
         say(f"The checkpoint of step {step} holds no memories; new ones are used.")
@@ -385,7 +375,7 @@ def compile_step(setup: Setup, state: TrainState, batch: Batch) -> TrainStep:
         micro_batches=config.micro_batches,
         memory=config.memory,
         train=setup.experiment.optimizer.train,
-        limited=setup.limited,
+        windowed=setup.windowed,
         loss_block=config.loss_block,
         remat=config.remat,
         partition=setup.partition,

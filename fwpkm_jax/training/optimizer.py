@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from fwpkm_jax.core.numerics import compute_dtype
-from fwpkm_jax.literals import check_bounds, check_literals
+from fwpkm_jax.core.platform import by_platform
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.sharding import declarations
 from fwpkm_jax.training.averages import schedule_free, with_ema
 from fwpkm_jax.training.state import Precision
@@ -85,19 +86,40 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        check_bounds(self, "learning_rate", "eps", "clip_norm", above=0)
-        check_bounds(self, "warmup_steps", "weight_decay", least=0)
-        check_bounds(self, "decay_steps", least=1)
-        check_bounds(self, "final_fraction", least=0, most=1)
-        check_bounds(self, "decay_fraction", above=0, most=1)
-        check_bounds(self, "ema", above=0, below=1)
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate={self.learning_rate} must be above 0.")
+        if not 0 <= self.final_fraction <= 1:
+            raise ValueError(f"final_fraction={self.final_fraction} must lie in 0 to 1.")
+        if not 0 < self.decay_fraction <= 1:
+            raise ValueError(
+                f"decay_fraction={self.decay_fraction} must lie in 0 to 1, 0 excluded."
+            )
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps={self.warmup_steps} is negative; 0 means no warm-up.")
+        if self.decay_steps is not None and self.decay_steps < 1:
+            raise ValueError(
+                f"decay_steps={self.decay_steps} must be at least 1, or None for training.steps."
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas} must both lie in 0 to 1, 1 excluded.")
+        if not self.eps > 0:
+            raise ValueError(f"eps={self.eps} must be above 0.")
         for pattern in self.train:
             try:
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"train: {pattern!r} is no pattern: {error}.") from error
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay={self.weight_decay} is negative; 0 turns it off.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(
+                f"clip_norm={self.clip_norm} must be above 0; None turns clipping off."
+            )
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(
+                f"ema={self.ema} must lie in 0 to 1, both excluded, such as 0.999; None keeps no "
+                "average."
+            )
         if self.name == "schedule_free":
             self._check_schedule_free()
 
@@ -106,6 +128,10 @@ class OptimizerConfig:
             raise ValueError(
                 f"schedule={self.schedule} lowers the learning rate, which name=schedule_free "
                 "replaces by an average; set schedule=constant."
+            )
+        if not self.betas[0] > 0:
+            raise ValueError(
+                f"betas={self.betas}: name=schedule_free divides by the first; set it above 0."
             )
         if self.precision != "float32":
             raise ValueError(
@@ -129,20 +155,6 @@ MOMENTS: Mapping[str, int] = {
 """Numbers that the optimisers keep per trained weight; Adafactor's rows and columns are few, and
 Muon keeps two of what is no matrix. Those of `schedule_free` are the iterate and a second moment.
 """
-
-
-def describe_precision(config: OptimizerConfig) -> str:
-    """What trained weights take: a weight, its gradient and the moments."""
-    numbers = 2 + MOMENTS[config.name]
-    if config.precision == "float32":
-        return (
-            f"float32 weights and moments, {4 * numbers} bytes per trained weight ({2 * numbers} "
-            "with parameters)"
-        )
-    return (
-        f"weights and moments in model.parameter_dtype, in bfloat16 {2 * numbers} bytes per "
-        f"trained weight and without small changes ({4 * numbers} with float32)"
-    )
 
 
 def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
@@ -271,7 +283,7 @@ def side_by_side(tree: Any) -> Any:
     Args:
       tree: arrays, of which none is divided over devices: the array of all would gather them.
     """
-    return jax.lax.platform_dependent(tree, cuda=joined, default=lambda tree: tree)
+    return by_platform(gpu=joined, default=lambda tree: tree)(tree)
 
 
 def joined(tree: Any) -> Any:

@@ -15,7 +15,7 @@ from flax import nnx
 
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.layers.parameters import is_variable
-from fwpkm_jax.literals import check_bounds, check_literals
+from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.models.sharding import declarations, path_name
 
@@ -45,7 +45,7 @@ class MemoryConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        check_bounds(self, "groups", least=1)
+        check_least(self, groups=1)
 
 
 class TrainState(NamedTuple):

@@ -5,5 +5,5 @@ FINDINGS = (
     *("readme", "objections", "lookup"),
 )
 """Modules that a page's comment can name."""
-PARTS = ("answer", "table", "notes", "gains", "costs")
+PARTS = ("answer", "table", "notes", "results", "gains", "costs")
 """Functions of a finding that give a part of a page, each as far as the finding has it."""

@@ -13,19 +13,17 @@ import re
 import jax
 import numpy as np
 
-from fwpkm_jax.analysis.published import PUBLISHED
 from fwpkm_jax.configs import recall as recall_config
 from fwpkm_jax.configs import recall_carried
-from fwpkm_jax.configs.study import variant
 from fwpkm_jax.data import RecallData
 from fwpkm_jax.models import count_parameters
-from fwpkm_jax.models.paper import paper_model
+from fwpkm_jax.paper.models import paper_model
 from fwpkm_jax.rules import FwPKM
-from fwpkm_jax.rules.base import memory_shapes
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from lab.findings import comparison, generalise, lookup, performance, text
 from lab.findings.needles import HALF
 from lab.findings.stored import Line, document_of, lines_of
+from lab.study.configs import variant
 from lab.study.lookup import texts
 from lab.study.lookup.neighbours import NearestNeighbours
 
@@ -84,18 +82,12 @@ def _readme() -> tuple[str, ...]:
     paper = paper_model(performance.FWPKM)
     rule = paper.fast_weight.rule
     assert isinstance(rule, FwPKM)
-    none, three = (
-        f"{performance.samples(name):.0f}" for name in (performance.NONE, performance.FWPKM)
-    )
-    theirs = [PUBLISHED[x].samples_per_second for x in (performance.FWPKM, performance.NONE)]
     table = 4 * rule.num_subkeys**2 * rule.value_dim / 1e6
     size = f"{rule.num_subkeys} x {rule.num_subkeys} slots"
     return (
         *_facts("a two-layer model with a {window}-token attention window"),
         *_facts("stated {least} to {most} tokens earlier"),
         f"{len(MATRIX_RULES)} matrix memories",
-        f"trains {three} samples per second with three memories and {none} without (the paper:"
-        f" {theirs[0]:.0f} and {theirs[1]:.0f} on an H100)",
         f"the paper's {len(paper.mixers)} layers, width {paper.model_dim} and {size} in three",
         f"A table of {size} of width {rule.value_dim} takes {table:.0f} MB.",
         f"takes {performance.slots_cost():.1f} times the forward pass of one with 16 thousand",
@@ -135,7 +127,7 @@ def _facts(*phrases: str) -> tuple[str, ...]:
 
 def _study_weights(*memory_layers: int) -> str:
     model = variant(HALF, memory_layers=memory_layers).model
-    memory = sum(leaf.size for leaf in jax.tree.leaves(memory_shapes(model.fast_weight.rule)))
+    memory = sum(leaf.size for leaf in jax.tree.leaves(model.fast_weight.rule.memory_shapes))
     weights = count_parameters(model).total - len(memory_layers) * memory
     return f"{weights / 1e6:.2f}M slow weights"
 
@@ -397,7 +389,6 @@ SET: dict[str, tuple[str, ...]] = {
     "README.md": (
         "train the default, 600 steps | 3.0 minutes on two free CPU cores, 5.3 beside other work",
         "3.9 minutes on two free cores",
-        "Each chunk of 64 tokens is read",
     ),
     "recall.md": (
         "A haystack of 500 bytes has five of them",

@@ -93,7 +93,7 @@ FAULTS = (
         "row, column = slot_ids // num_subkeys, slot_ids % num_subkeys",
         "column, row = slot_ids // num_subkeys, slot_ids % num_subkeys",
         _TOP_K,
-        under="pallas_kernels/product_top_k/vjp.py",
+        under="pallas_kernels/product_top_k/api.py",
     ),
     Fault(
         "product keys' cotangents: the queries' sign",
@@ -147,8 +147,8 @@ FAULTS = (
     ),
     Fault(
         "dispatch: a kernel asked for by name falls back",
-        "    if by_name:\n        raise error",
-        "    if False:\n        raise error",
+        "        if by_name:\n            raise error",
+        "        if False:\n            raise error",
         ("tests/kernels/test_dispatch.py",),
     ),
 )

@@ -111,7 +111,7 @@ FAULTS = (
     ),
     Fault(
         "gated RFA: chunks write the share that is kept",
-        "written = -jnp.expm1(given(tokens.log_decay))[..., None] * with_one(tokens.value)",
+        "written = forgotten(tokens.log_decay)[..., None] * with_one(tokens.value)",
         "written = jnp.exp(given(tokens.log_decay))[..., None] * with_one(tokens.value)",
         _MATRIX,
     ),

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fwpkm_jax.data import NeedleMix, load_tokenizer, make_dataset, needle_question
-from fwpkm_jax.evaluation import Subject
-from fwpkm_jax.evaluation.needle import NeedleConfig, NeedleSample, take_samples
+from fwpkm_jax.evaluation import NeedleConfig, Subject
 from fwpkm_jax.evaluation.needle.files import texts_of, write_samples
+from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.readers.documents import read_document
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.reconfigure import with_rule

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from fwpkm_jax.data import TextData
-from fwpkm_jax.evaluation import PerplexityConfig
-from fwpkm_jax.evaluation.perplexity import streaming_perplexity
+from fwpkm_jax.evaluation import EVALS, PerplexityConfig
 from fwpkm_jax.evaluation.sources import text_sources
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
@@ -30,7 +29,7 @@ def text_losses(
     """
     config = PerplexityConfig(data=(str(path),), write="on")
     sources = text_sources(data, config.data)
-    read = streaming_perplexity(
+    read = EVALS["ppl"].of_model(
         model, memory, config=config, sources=sources, segment_length=data.length
     )
     labels = np.bincount(read.arrays["document"])

@@ -203,9 +203,9 @@ def test_kernels_are_checked_side_by_side_and_verdicts_are_kept(tmp_path, monkey
     def run_apart(check, kernel, device_kind):
         together.wait()  # Only passes when all run at once.
         assert (kernel, device_kind) == ("gpu", "a GPU")
-        return verdicts.Verdict("differs" if check is kernels.CHECKS["slot_dot"] else None)
+        return verdicts.Verdict("differs" if check is kernels.CHECKS["slot_read"] else None)
 
-    expected = {op: "differs" if op == "slot_dot" else None for op in kernels.CHECKS}
+    expected = {op: "differs" if op == "slot_read" else None for op in kernels.CHECKS}
     assert kernels.check_side_by_side("a GPU", run_apart) == expected
     # The barrier would break now.
     assert kernels.check_side_by_side("a GPU", run_apart) == expected
@@ -226,8 +226,7 @@ def test_every_operation_of_a_step_has_a_kernel_on_a_gpu_and_a_check_among_those
         dispatch.decisions.clear()
         training_step(model, size).trace(jax.eval_shape(first_state(model, size), 0), batch)
         found = {(op, chosen) for op, chosen, _ in dispatch.decisions}
-    # The kernel of slot_dot is chosen with the operation that calls it, and checked alone.
-    assert found == {(op, "gpu") for op in kernels.CHECKS if op != "slot_dot"}
+    assert found == {(op, "gpu") for op in kernels.CHECKS}
 
 
 def test_what_is_not_there_is_named(tmp_path):

@@ -6,7 +6,7 @@ program sums the scale's gradient over its rows; XLA adds the programs' sums in 
 
 import functools
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,21 @@ ROWS_FORWARD, ROWS_BACKWARD = 8, 32
 """Most rows of a program. A program of the backward pass writes one sum of the scale's gradient."""
 
 
+class Saved(NamedTuple):
+    """What the backward pass reads."""
+
+    total: jax.Array
+    scale: jax.Array
+    inverses: jax.Array
+    """Inverse root mean squares, `[tokens]`."""
+    branch: tuple[()] | None
+    """() if a branch was added; a bool would become an array."""
+
+
 def forward(
-    x: jax.Array, branch: jax.Array | None, scale: jax.Array, *, eps: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The sum and its norm, `[tokens, width]`, and the inverse root mean squares `[tokens]`."""
+    x: jax.Array, branch: jax.Array | None, scale: jax.Array, *, eps: float, save: bool
+) -> tuple[tuple[jax.Array, jax.Array], Saved]:
+    """The sum and its norm, `[tokens, width]`, and what `backward` reads, for any `save`."""
     tokens, width = x.shape
     with_branch = branch is not None
 
@@ -54,17 +65,15 @@ def forward(
         out_type=[result, jax.ShapeDtypeStruct((tokens,), jnp.float32), *[result] * with_branch],
         name="add_rms_norm",
     )
-    return (totals[0] if with_branch else x), normed, inverses
+    total = totals[0] if with_branch else x
+    return (total, normed), Saved(total, scale, inverses, () if with_branch else None)
 
 
 def backward(
-    total: jax.Array,
-    scale: jax.Array,
-    inverses: jax.Array,
-    total_bar: jax.Array,
-    normed_bar: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+    saved: Saved, cotangents: tuple[jax.Array, jax.Array], *, eps: float
+) -> tuple[jax.Array, jax.Array | None, jax.Array]:
     """Cotangents of the sum's terms, `[tokens, width]`, and of the scale, `[width]`."""
+    total, scale, inverses, branch = saved
     tokens, width = total.shape
     rows = rows_of(tokens, ROWS_BACKWARD)
 
@@ -80,6 +89,7 @@ def backward(
             )
             unit = x * inverse
             scaled = normed * scale
+            # What lies along the normalised row does not pass the norm.
             mean = jnp.sum(scaled * unit) * (1 / width)
             x_bar[token] = (above + inverse * (scaled - unit * mean)).astype(x_bar.dtype)
             return scale_bar + normed * unit
@@ -91,8 +101,7 @@ def backward(
         scale,
         total,
         inverses,
-        total_bar,
-        normed_bar,
+        *cotangents,
         programs=tokens // rows,
         out_type=[
             jax.ShapeDtypeStruct(total.shape, total.dtype),
@@ -100,4 +109,4 @@ def backward(
         ],
         name="add_rms_norm_back",
     )
-    return x_bar, jnp.sum(scale_bars, axis=0)
+    return x_bar, None if branch is None else x_bar, jnp.sum(scale_bars, axis=0)

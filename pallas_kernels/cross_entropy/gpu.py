@@ -41,11 +41,13 @@ def row_cross_entropy(
         last: Any = tile_refs[-1] if rest else None
         token = jax.lax.axis_index("token")
 
+        # A row is copied whole, once; later tiles arrive while the first ones are summed.
         for tile in range(tiles):
             size, target = (TILE, whole.at[tile]) if tile < full else (rest, last)
             source = logits.at[token, pl.ds(tile * TILE, size)]
             plgpu.copy_gmem_to_smem(source, target, arrived.at[tile])
         label, weight = labels[token], weights[token]
+        # A label outside the vocabulary reads inside it, and its logit is then left out.
         at_label = jnp.clip(label, 0, vocab - 1)
         label_logit = logits[token, at_label // lanes, at_label % lanes]
 
@@ -67,6 +69,7 @@ def row_cross_entropy(
 
             nothing = _laid_out(jnp.zeros((TILE, lanes), jnp.float32))
             maximum, sums = jax.lax.fori_loop(0, full, accumulate, (maximum, nothing))
+            # One sum across threads for all tiles, not one for each.
             total = jnp.sum(sums)
         if rest:
             plgpu.barrier_wait(arrived.at[full])
@@ -76,6 +79,7 @@ def row_cross_entropy(
         losses[token] = normalizer - jnp.where(label == at_label, label_logit, 0.0)
 
         def write(tile: Any, size: int, source: Any) -> None:
+            # The second pass over the row reads shared memory.
             probabilities = jnp.exp(_load(source) - normalizer)
             here = _places(size, lanes) == label - tile * (TILE * lanes)
             slope = weight * jnp.where(here, probabilities - 1, probabilities)

@@ -121,6 +121,7 @@ def decays_between(span_sums: Any) -> jax.Array:
     row, column = positions()
     apart, square = row ^ column, (CHUNK, CHUNK)
     spans = jnp.zeros(square, jnp.float32)
+    # The highest bit in which two tokens differ comes last, so its level stays.
     for level in range(LEVELS):
         sums = span_sums.at[level]
         to_half = jax.lax.broadcast_in_dim(load(sums, ROW), square, (1,))
@@ -150,5 +151,6 @@ def send_factors(
       right: GPU memory for the decayed keys.
     """
     put(work, rows_times(to_start, keys))
+    # The walk adds left * memory, so the sign is part of the factor.
     send(work, -multiply(inverse, work), left, reused=True)
     send(work, rows_times(to_end, keys), right)

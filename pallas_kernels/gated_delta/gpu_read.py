@@ -93,6 +93,7 @@ def _read_kernel(query, key, value, span_sums, beta, to_token, *refs, scale):
     def start_memory(at):
         return start_wide([states.at[(*place, rows, at)] for rows in blocks])
 
+    # Copies start before what they wait behind: the decays are computed meanwhile.
     of_inverse = start_wide([inverses.at[place]])
     arriving = start([x.at[(*tokens, blocks[0])] for x in (query, key)])
     between = decays_between(span_sums.at[place])
@@ -109,11 +110,13 @@ def _read_kernel(query, key, value, span_sums, beta, to_token, *refs, scale):
     for at, following in zip(columns, [*columns[1:], None], strict=True):
         for rows, copy in zip(blocks, of_memory, strict=True):
             put(memory.at(rows), received(copy), reused=True)
+        # W again, for 64 columns of values: V minus what the memory recalls, through the inverse.
         own = received(*of_value) - rows_times(to_token, multiply(keys, memory))
         if following is not None:
             of_memory, of_value = start_memory(following), start([value.at[(*tokens, following)]])
         put(errors, rows_times(beta, own))
         put(errors, multiply(inverse, errors), reused=True)
+        # O = scale * to_token * Q H + P W.
         found = rows_times(scale * to_token, multiply(queries, memory))
         found += multiply(attention, errors)
         store(found, output.at[(*tokens, at)], stage=stage.at[1])  # The next value is in the other.

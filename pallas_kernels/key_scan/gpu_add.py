@@ -87,6 +87,7 @@ def add(
         of_chunk = 0 if of_one else chunk
         group, codebook = jax.lax.axis_index("group"), jax.lax.axis_index("codebook")
         split, first = jax.lax.axis_index("split"), jax.lax.axis_index("tile") * groups + group
+        # Rows of the laid-out tile are this group's sub-keys, columns are tokens.
         mine, sub_keys = pl.ds(first * TILE, TILE), _iota(0) + first * TILE
         laid = laid.at(group)
 
@@ -119,6 +120,7 @@ def add(
                 one, factor = (load(x.at[slot, place], by_column()) for x in (chosen, factors))
                 return _placed([one], [factor], sub_keys, placed)
 
+            # Waits for the choice alone; the queries may still be under way.
             plgpu.barrier_wait(choice_here.at[slot])
             # A loop: all places at once would take more registers than there are.
             placed = jax.lax.fori_loop(0, top_k, place_one, _nothing())
@@ -126,6 +128,7 @@ def add(
             plgpu.barrier_wait(queries_here.at[slot])
             of_slot = rows.at(slot)
             for left, right in (
+                # Small products first, so that the large one is not rounded by them.
                 (laid.lo, of_slot.hi),
                 (laid.hi, of_slot.lo),
                 (laid.hi, of_slot.hi),
@@ -150,6 +153,7 @@ def add(
             )
             return total[...], of_rows
 
+        # The sums of all tiles of tokens stay in the tensor core's registers.
         acc = plgpu.ACC((TILE, half), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
         sums[split, codebook, mine], totals[split, codebook, mine] = pl.run_scoped(accumulate, acc)
 
@@ -220,6 +224,7 @@ def totals(
             factors = [
                 load(coefficients.at[of_chunk, codebook, p, at], by_row()) for p in range(top_k)
             ]
+            # The softmax of a token: its best score comes first, so the others are at most 1.
             if weighted:
                 shares = [jnp.exp(score - factors[0]) for score in factors]
                 whole = functools.reduce(operator.add, shares)
@@ -227,6 +232,7 @@ def totals(
                 each = load(refs[0].at[chunk, at], by_row())
                 factors = [each * share for share in shares]
 
+                # Every tile of sub-keys computes the same shares; one writes them.
                 @pl.when(tile == 0)
                 def _():
                     for place, share in enumerate(shares):

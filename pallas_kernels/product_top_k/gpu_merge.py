@@ -48,18 +48,21 @@ def _merge_kernel(sub_key_ids, sub_key_scores, ids, scores, *, subkeys: int, top
 
     rows, columns = ranked(sub_key_scores, 0), ranked(sub_key_scores, 1)
     row_ids, column_ids = ranked(sub_key_ids, 0), ranked(sub_key_ids, 1)
+    # The pair of ranks i and j has i * j pairs that are no worse, so i j <= top_k.
     pairs = [(i, j) for i, count in enumerate(layout.partners(top_k)) for j in range(count)]
     slots = [row_ids[i] * subkeys + column_ids[j] for i, j in pairs]
 
     def take(rank: Any, sums: list[jax.Array]) -> list[jax.Array]:
         rank = index32(rank)
         best = _settled(functools.reduce(jnp.maximum, sums))
+        # Among equal sums the lowest slot wins, as in plain JAX.
         candidates = (
             jnp.where(x == best, slot, NOTHING) for x, slot in zip(sums, slots, strict=True)
         )
         chosen = _settled(functools.reduce(jnp.minimum, candidates))
         ids[head, rank, tokens] = jnp.where(chosen == NOTHING, 0, chosen)
         scores[head, rank, tokens] = best
+        # Slots differ between pairs, so that one pair leaves.
         return [jnp.where(slot == chosen, -jnp.inf, x) for x, slot in zip(sums, slots, strict=True)]
 
     jax.lax.fori_loop(0, top_k, take, [rows[i] + columns[j] for i, j in pairs])

@@ -96,7 +96,7 @@ def select_chunk(
 
 
 def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
-    """Runs the kernel on operands as `_select_kernel` names them; without `out_type` on refs."""
+    """Runs the kernel on operands as `_select_kernel` unpacks them; without `out_type` on refs."""
     queries, chunk, high, *_ = operands
     del chunk
     columns, half = queries.shape[2], _key_tile(*high.shape[1:])[1]
@@ -104,7 +104,7 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
 
     def kernel(*refs: Any) -> None:
         pl.run_scoped(
-            functools.partial(_select_kernel, *refs, groups=groups, top_k=top_k, score=score),
+            functools.partial(_select_kernel, refs, groups=groups, top_k=top_k, score=score),
             tuple(_operand(TOKENS, WIDTH, slots=half // WIDTH) for _ in range(num_terms)),
             plgpu.Barrier(num_arrivals=groups, num_barriers=3),
             collective_axes="group",
@@ -137,14 +137,13 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
 
 
 def _select_kernel(
-    queries, chunk, keys_high, keys_middle, keys_low, offsets, ids, scores,
-    query_tiles, all_here,
-    *, groups: int, top_k: int, score: Score,
-):  # fmt: skip
+    refs: Any, query_tiles: Any, all_here: Any, *, groups: int, top_k: int, score: Score
+) -> None:
+    queries, chunk, *keys, offsets, ids, scores = refs
     chunk = chunk[0]
     group, codebook = jax.lax.axis_index("group"), jax.lax.axis_index("codebook")
     tokens = pl.ds(jax.lax.axis_index("tile") * TOKENS, TOKENS)
-    padded_subkeys, half = _key_tile(*keys_high.shape[1:])
+    padded_subkeys, half = _key_tile(*keys[0].shape[1:])
     widths, tile_size = half // WIDTH, SUBKEYS // groups
     split, scored, exchanged = (all_here.at[i] for i in range(3))
 
@@ -157,19 +156,21 @@ def _select_kernel(
         def place(step: Any) -> Any:
             return group * _SLOTS + jax.lax.rem(step, np.int32(_SLOTS))
 
+        # Warpgroups take turns at the tiles of sub-keys.
         def first_of(tile: Any) -> Any:
             return (tile * groups + group) * tile_size
 
         def fetch(step: Any) -> None:
             columns = pl.ds(jax.lax.rem(step, np.int32(widths)) * WIDTH, WIDTH)
             chosen = pl.ds(first_of(jax.lax.div(step, np.int32(widths))), tile_size)
-            for source, tile in zip((keys_high, keys_middle, keys_low), key_tiles, strict=True):
+            for source, tile in zip(keys, key_tiles, strict=True):
                 source = source.at[(codebook, *_key_tile(chosen, columns))]
                 plgpu.copy_gmem_to_smem(source, tile.at[place(step)], arrived.at[place(step)])
 
         tiles = padded_subkeys // SUBKEYS
         for step in range(min(_SLOTS, widths * tiles)):
             fetch(jnp.int32(step))
+        # The queries are split into bfloat16 terms once, by the groups in turn.
         query_norms = laid_out(jnp.zeros((TOKENS,), jnp.float32), by_row())
         for width in range(widths):
             query = load(

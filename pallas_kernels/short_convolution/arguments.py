@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
 EPS = 1e-6
 """Added to a head's sum of squares, as in `core.numerics.l2_normalize`."""
 
@@ -16,6 +20,19 @@ class Part(NamedTuple):
     """Width of the vectors that are brought to unit length, which divides `width`; None: none."""
     convolved: bool = True
     """False: these columns pass through unchanged; they have no taps."""
+
+
+class Arrays(NamedTuple):
+    """Arguments of the kernels."""
+
+    x: jax.Array
+    """`[batch, length, groups, columns]`; length a multiple of the tiles of both kernels."""
+    before: jax.Array
+    """`[batch, width - 1, channels]`."""
+    weight: jax.Array
+    """`[width, channels]`, float32 or bfloat16."""
+    seen: jax.Array | None
+    """Inputs before each token that it sees, `[batch, length]` int32; None: all."""
 
 
 class Columns(NamedTuple):
@@ -42,3 +59,19 @@ def channels_of(parts: Sequence[Part], groups: int) -> list[Columns | None]:
         found.append(Columns(start, start + size) if part.convolved else None)
         start += size if part.convolved else 0
     return found
+
+
+def parts_of(
+    x: Float[Array, "batch length groups columns"], parts: Sequence[Part]
+) -> list[Float[Array, "batch length _"]]:
+    """The columns of each part, those of all groups joined."""
+    ends = [columns.stop for columns in columns_of(parts)[:-1]]
+    return [y.reshape(*x.shape[:2], -1) for y in jnp.split(x, ends, axis=-1)]
+
+
+def joined_inputs(
+    x: Float[Array, "batch length groups columns"], parts: Sequence[Part]
+) -> Float[Array, "batch length channels"]:
+    """The convolution's inputs: all columns of the first part, of the second, and so on."""
+    split = zip(parts_of(x, parts), parts, strict=True)
+    return jnp.concatenate([y for y, part in split if part.convolved], axis=-1)

@@ -224,7 +224,7 @@ def activated(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return x * sigmoid, sigmoid
 
 
-def in_turn(count: int, fetch: Any, use: Any, carry: Any) -> Any:
+def pipelined(count: int, fetch: Any, use: Any, carry: Any) -> Any:
     """`carry = use(i, fetch(i), carry)` for each i, where `fetch(i + 1)` comes before `use(i)`.
 
     Loads and stores stay in the program's order, so that loads wait for nothing that is computed.

@@ -194,7 +194,7 @@ def test_a_profile_of_some_kernels_says_how_much_it_does_not_list(tmp_path, text
     assert found[account.WAITING]["measured_ms"] == pytest.approx(1.0)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_step_compiled_here_is_accounted_for_by_its_source(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "TINY_LAYERS", 3)
     out = tmp_path / "account.json"
@@ -213,7 +213,7 @@ def test_a_step_compiled_here_is_accounted_for_by_its_source(tmp_path, monkeypat
         run("benchmarks.compiled.account", *options, "--topology", tmp_path / "none.json")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_executable_takes_the_steps_that_the_compiled_one_takes(tmp_path, monkeypatch):
     import jax
     import numpy as np

@@ -43,7 +43,7 @@ def python(code: str, *paths: Path) -> str:
     return run.stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_part_can_be_imported_with_the_wheels(wheels, tmp_path):
     programs = ["benchmarks.first_light.cases", "benchmarks.compiled.executables"]
     programs += ["benchmarks.speed.train_step", *(module for module, *_ in PARTS.values())]

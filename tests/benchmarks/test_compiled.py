@@ -9,7 +9,7 @@ from benchmarks.compiled import assembler, gated_delta, launches, tpu_schedule, 
 from benchmarks.speed import models
 from tests.benchmarks.programs import result, run, run_apart
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 FLAGS = os.environ.get("XLA_FLAGS", "")
 

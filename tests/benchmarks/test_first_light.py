@@ -25,7 +25,7 @@ from tests.benchmarks import planted_cases
 from tests.benchmarks.programs import ran_alone, result, run
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_planted_cases_cost_a_line_each_and_the_rest_goes_on(tmp_path, capsys):
     out = tmp_path / "cases.jsonl"
     out.write_text('{"case": "dies", "verd')  # As a session leaves it that is ended while writing.
@@ -90,7 +90,7 @@ def test_an_error_that_is_no_number_is_too_large():
     assert (row["verdict"], row["worst"]) == ("differs", "d_keys")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_case_reports_error_time_and_what_ran(monkeypatch):
     # A case has a process of its own; here other tests ran before it.
     monkeypatch.setattr(dispatch, "decisions", type(dispatch.decisions)())
@@ -102,7 +102,7 @@ def test_a_case_reports_error_time_and_what_ran(monkeypatch):
     assert {one["implementation"] for one in kernels} == {"tpu"}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_planted_variants_cost_a_line_each_and_the_rest_is_timed(tmp_path, capsys):
     options = steps.Options(
         out=tmp_path / "steps.jsonl",
@@ -155,7 +155,7 @@ def test_planted_variants_cost_a_line_each_and_the_rest_is_timed(tmp_path, capsy
     assert result(tmp_path / "profiles.json") == profiles
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_timing_waits_for_a_file_and_says_what_it_left_out(tmp_path):
     options = steps.Options(
         out=tmp_path / "steps.jsonl",
@@ -185,7 +185,7 @@ def test_every_new_operation_gets_a_variant_without_it():
     assert alone == ["all", "flags", "baseline", "deterministic", "both", "graphs"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_variants_of_a_real_step_agree_and_its_executable_comes_home(
     tmp_path, monkeypatch, request
 ):
@@ -235,7 +235,7 @@ def test_the_device_is_described_before_it_is_measured(tmp_path):
     assert set(found["driver"]) == {"unknown"} or isinstance(found["driver"], str)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_operations_with_kernels_are_found_by_tracing():
     from benchmarks.options import to_json
 

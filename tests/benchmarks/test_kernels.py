@@ -9,7 +9,7 @@ from benchmarks.kernels import gated_delta, rows, selection
 from benchmarks.kernels.row_times import RowSize, slot_stream
 from tests.benchmarks.programs import result, run
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 
 from fwpkm_jax import memories
 from fwpkm_jax.cli import conversation_options, main
-from fwpkm_jax.stores import Store
-from fwpkm_jax.training.runs import store_lock
-from fwpkm_jax.training.runs.store_lock import StoreLock
+from fwpkm_jax.storage import lock
+from fwpkm_jax.storage.lock import Lock
+from fwpkm_jax.storage.stores import Store
 from tests.training.runs.stores import KINDS, a_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
@@ -128,10 +128,10 @@ def test_a_bucket_that_does_not_exist_is_refused_before_a_model_is_loaded(progra
 
 
 def test_a_memory_in_use_is_refused_before_a_model_is_loaded(program, monkeypatch):
-    monkeypatch.setattr(store_lock, "SILENCE", 2.0)
-    monkeypatch.setattr(store_lock, "BEAT", 0.05)
+    monkeypatch.setattr(lock, "SILENCE", 2.0)
+    monkeypatch.setattr(lock, "BEAT", 0.05)
     with a_store("memory", monkeypatch) as address:
-        held = StoreLock(Store(address), name="ana.lock")
+        held = Lock(Store(address), name="ana.lock")
         code, _, errors = program("chat", "x", f"--memory={address}/ana", load=never)
         held.release()
     assert code == 2

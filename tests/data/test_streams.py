@@ -256,7 +256,6 @@ def test_a_stream_that_cannot_be_is_refused(fields, message):
     [
         ("x.jsonl", b'{"text": "good"}\n{"text": 5}\n', "line 2: field 'text' is a int"),
         ("x.jsonl", b'{"text": "good"}\n{"other": "x"}\n', "line 2 has no field 'text'"),
-        ("x.jsonl", b'{"text": "good"}\n{"text": "\xff"}\n', "not UTF-8: byte 0xff at offset 27"),
         ("x.jsonl.gz", gzip.compress(b'{"text": "good"}\n' * 9)[:-9], "line 10"),
         ("x.jsonl.gz", b"not compressed", r"x\.jsonl\.gz, line 1 "),
         ("x.txt", b"ab\xffcd", "not UTF-8: byte 0xff at offset 2"),
@@ -266,7 +265,7 @@ def test_a_stream_that_cannot_be_is_refused(fields, message):
         ("x.arrow", b"ARROW1 and no more", r"x\.arrow is damaged"),
         ("x.arrow", b"", r"x\.arrow is damaged"),
     ],
-    ids=range(11),
+    ids=range(10),
 )
 def test_damaged_text_is_an_error_that_names_the_place(tmp_path, name, content, message):
     if not name.startswith(("x.j", "x.t")):
@@ -302,12 +301,6 @@ def test_a_folder_of_save_to_disk_is_read_as_it_says(tmp_path):
     config = config_of(folder, valid_paths=(str(folder),))
     tokens = [t for doc in stream_documents(config, "valid") for t in doc.tokens.tolist()]
     assert tokens == TOKENS
-    (folder / names[1]).unlink()
-    with pytest.raises(ValueError, match=r"names data-00001-of-00002\.arrow, which is not there"):
-        batches_of(config)
-    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
-    with pytest.raises(ValueError, match=r"holds the splits train, test .* one, as .*/train"):
-        batches_of(config_of(tmp_path))
 
 
 def test_buckets_are_read_by_address_folder_and_pattern(tmp_path):
@@ -332,7 +325,5 @@ def test_buckets_are_read_by_address_folder_and_pattern(tmp_path):
             batches_of(config_of("memory://bucket/text", window=8)).set_state(state)
         with pytest.raises(FileNotFoundError, match="no object or folder memory://bucket/none"):
             batches_of(config_of("memory://bucket/none"))
-        with pytest.raises(ValueError, match=r"holds no \.jsonl.* only /bucket/text/README\.md"):
-            batches_of(config_of("memory://bucket/text/*.md"))
     finally:
         store.rm("/bucket", recursive=True)

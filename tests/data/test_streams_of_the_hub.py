@@ -81,7 +81,7 @@ def test_a_run_goes_on_with_the_commit_that_it_names_and_refuses_another(hub, fi
     ("address", "error", "message"),
     [
         (ADDRESS, ValueError, r"holds several splits, as .*; name one, as hf://.*/data/train\*"),
-        (f"{ADDRESS}/none/*", ValueError, r"has no \.jsonl.* file at 'none/\*', only README\.md"),
+        (f"{ADDRESS}/none/*", ValueError, r"none/\* is no file of the data set, only README"),
         (f"{ADDRESS}@v9/data", ValueError, "somebody/tiny has no revision 'v9'"),
         ("hf://datasets/a/none/x", ValueError, "a/none is no data set of .* that you may read"),
         ("hf://datasets/a/gated/x", OSError, "a/gated is gated: accept its terms"),

@@ -8,19 +8,14 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.data import load_tokenizer
-from fwpkm_jax.evaluation.needle import (
-    Needle,
-    NeedleConfig,
-    NeedleSample,
-    encode_prompt,
-    needle_accuracy,
-    reading,
-    score_answers,
-)
+from fwpkm_jax.evaluation import NeedleConfig
+from fwpkm_jax.evaluation.needle import reading
 from fwpkm_jax.evaluation.needle.config import SampleSettings
-from fwpkm_jax.evaluation.needle.evaluate import describe_chunks
 from fwpkm_jax.evaluation.needle.files import SampleOptions, read_samples, write_file
-from fwpkm_jax.evaluation.needle.samples import build_samples
+from fwpkm_jax.evaluation.needle.needle import NEEDLE, describe_chunks
+from fwpkm_jax.evaluation.needle.reading import encode_prompt
+from fwpkm_jax.evaluation.needle.samples import Needle, NeedleSample, build_samples
+from fwpkm_jax.evaluation.needle.scores import score_answers
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader, decode, flush, reset_caches
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.language_model import LanguageModel
@@ -34,7 +29,7 @@ CAPACITY = 64
 
 def evaluate(model, memory, **options):
     config = NeedleConfig(**{"haystack_words": (10,), "samples": 3, "readings": (1, 2)} | options)
-    return needle_accuracy(
+    return NEEDLE.of_model(
         model, memory, config=config, texts=lambda: [("book", TEXT)], tokenizer=BYTES
     ).record
 

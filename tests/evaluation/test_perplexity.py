@@ -9,7 +9,7 @@ from flax import nnx
 
 from fwpkm_jax.data import Document
 from fwpkm_jax.evaluation import perplexity_views
-from fwpkm_jax.evaluation.perplexity import PerplexityConfig, streaming_perplexity
+from fwpkm_jax.evaluation.perplexity import PERPLEXITY, PerplexityConfig
 from fwpkm_jax.evaluation.readers.documents import read_document
 from fwpkm_jax.evaluation.readers.segments import split_into_segments
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader, flush, reset_caches
@@ -33,7 +33,7 @@ def source(*documents: np.ndarray, name: str = "text") -> Source:
 
 def evaluate(model, memory, *sources: Source, **options):
     config = PerplexityConfig(segment_length=SEGMENT, **options)
-    return streaming_perplexity(model, memory, config=config, sources=sources)
+    return PERPLEXITY.of_model(model, memory, config=config, sources=sources)
 
 
 def losses_of(reader: StreamReader, document: np.ndarray, length=SEGMENT, **options) -> np.ndarray:

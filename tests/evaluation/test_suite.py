@@ -257,7 +257,7 @@ def test_an_evaluation_counts_all_of_its_work(name, subject, tmp_path, monkeypat
             super().add(amount)
             self.done += amount
 
-    for place in ("perplexity", "needle.evaluate", "recall"):
+    for place in ("perplexity", "needle.needle", "recall"):
         monkeypatch.setattr(f"fwpkm_jax.evaluation.{place}.Forecast", Counting)
     configs = {}
     if name == "needle":

@@ -32,9 +32,8 @@ import numpy as np
 
 from fwpkm_jax import memories
 from fwpkm_jax.config import read_experiment
-from fwpkm_jax.data.prepare import prepare
+from fwpkm_jax.data.prepare import prepare, text_files
 from fwpkm_jax.data.prepare.progress import Progress
-from fwpkm_jax.data.prepare.text_files import text_files
 from fwpkm_jax.interchange import export_run, read_folder, start_run
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.layers.partition import MeshConfig

@@ -6,7 +6,7 @@ from tests.faults.fuzz.__main__ import _outcome, tried
 from tests.faults.fuzz.readers import READERS, Reader
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_files_that_lie_are_read_or_refused_in_one_line(fault, name):
     pytest.importorskip("tokenizers")
@@ -40,7 +40,7 @@ def test_a_reader_that_fails_in_another_way_is_told(tmp_path):
         assert _outcome(raises(error), tmp_path)[0] == "traceback", error
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("read", "kind"),
     [

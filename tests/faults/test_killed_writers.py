@@ -9,8 +9,7 @@ import pytest
 from tests.training.processes import ROOT
 
 
-@pytest.mark.slow_cases("export-2")
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
@@ -18,7 +17,7 @@ from tests.training.processes import ROOT
         ("import", 2),
         ("preparation", 6),
         ("saving of memories", 2),
-        pytest.param("training, resumed on other devices", 2, marks=pytest.mark.slow),
+        ("training, resumed on other devices", 2),
     ],
 )
 def test_a_killed_writer_loses_nothing(fault, kind, count):

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from fwpkm_jax import cli, memories
-from fwpkm_jax.data.prepare import prepare
-from fwpkm_jax.data.prepare.files import hold
-from fwpkm_jax.data.prepare.text_files import text_files
+from fwpkm_jax.data.prepare import prepare, text_files
+from fwpkm_jax.data.prepare.lock import hold
 from fwpkm_jax.evaluation.report import write_report
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.run.train import train
-from fwpkm_jax.training.runs.lock import RunLock
+from fwpkm_jax.storage.lock import Lock
 from tests.memories.models import ONE, make_model, make_state
 
 PRECIOUS = "what the user cannot lose\n"
@@ -158,7 +157,7 @@ def test_a_file_that_is_no_lock_is_not_taken_for_one(fault, tmp_path):
     with fault("a file of the user's where a command writes", 4):
         (tmp_path / "lock").write_text(PRECIOUS)
         with pytest.raises(ValueError, match="lock is not a lock of this program"):
-            RunLock(tmp_path)
+            Lock(tmp_path)
         assert (tmp_path / "lock").read_text() == PRECIOUS
         (tmp_path / "x.bin.lock").write_text(PRECIOUS)
         with pytest.raises(ValueError, match="lock is not a lock"), hold(tmp_path / "x.bin"):

@@ -166,7 +166,7 @@ def test_a_model_that_began_here_is_described_as_a_family_that_computes_the_same
 
 @pytest.mark.thorough
 def test_a_run_that_began_here_leaves_as_a_folder_and_is_imported_again(tmp_path, capsys):
-    experiment = load_config("study/gdn_swa")
+    experiment = load_config("books_tiny")
     run = tmp_path / "run"
     experiment = dataclasses.replace(experiment, model=OURS, run_dir=str(run))
     like = abstract_weights(OURS)
@@ -190,7 +190,7 @@ def test_an_export_says_which_tokenizer_is_meant_and_what_a_model_without_attent
     tmp_path, capsys, monkeypatch
 ):
     """As the paper's configurations have them: the tokenizer by name, Gated DeltaNet alone."""
-    base = load_config("study/gdn_swa")
+    base = load_config("books_tiny")
     model = changed(mixers=("gdn", "gdn"), memory_layers=())
     run = tmp_path / "run"
 

@@ -9,6 +9,7 @@ import pytest
 from pallas_kernels import dispatch, verdicts
 from pallas_kernels.verdicts import Verdict
 from tests.kernels import planted_checks as planted
+from tests.kernels.entry import checked_again
 
 
 @pytest.fixture(autouse=True)
@@ -31,17 +32,18 @@ def test_a_check_that_hangs_is_ended():
 def test_a_hopper_gpu_uses_what_agrees_and_says_why_it_leaves_the_rest(monkeypatch, caplog, cache):
     kind = jax.devices()[0].device_kind
     monkeypatch.setattr(dispatch, "_device_lacks", lambda kernel: None)
-    monkeypatch.setitem(dispatch._KERNEL_OF_PLATFORM, jax.default_backend(), "gpu")
+    monkeypatch.setattr(dispatch, "platform", lambda: "gpu")
 
     def chosen(check):
-        return dispatch.implementation(check.__name__, "auto", check=check)
+        operation = dispatch.Operation(check.__name__, lambda kernel: None, check=check)
+        return operation.choose("auto")
 
     reasons: dict[Any, str] = {
         planted.differs: "AssertionError: gpu's rows differ by 0.3 of their norm",
         planted.dies: "its process died by SIGSEGV",
         planted.exits: "its process ended with exit code 1: no CUDA driver",
     }
-    with dispatch.checked_anew(), dispatch.default_backend("auto"), dispatch._simulation(None):
+    with checked_again(), dispatch.default_backend("auto"), dispatch._simulation(None):
         assert chosen(planted.agrees) == "gpu"
         assert {chosen(check) for check in reasons} == {"reference"}
     said = [record.getMessage() for record in caplog.records]

@@ -114,9 +114,9 @@ def test_queries_that_stay_in_bfloat16_change_no_bit(query_norm, monkeypatch):
     found = []
     moved = fwpkm.move_keys
 
-    def recorded(keys, sequence, **how):
-        found.append(sequence.query.dtype)
-        return moved(keys, sequence, **how)
+    def recorded(keys, queries, *weights, **how):
+        found.append(queries.dtype)
+        return moved(keys, queries, *weights, **how)
 
     monkeypatch.setattr(fwpkm, "move_keys", recorded)
 

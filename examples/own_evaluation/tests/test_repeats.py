@@ -8,7 +8,7 @@ from own_evaluation import REPEATS, RepeatsConfig
 from own_evaluation.repeats import repeated
 
 from fwpkm_jax.cli import main
-from fwpkm_jax.evaluation import PerplexityConfig, streaming_perplexity
+from fwpkm_jax.evaluation import EVALS, PerplexityConfig
 from fwpkm_jax.evaluation.sources import text_sources
 from fwpkm_jax.run.evaluate import subject_of
 from fwpkm_jax.run.load import load_run
@@ -24,7 +24,7 @@ def test_both_kinds_together_are_what_perplexity_scores(run):
     subject = subject_of(load_run(run), name="tiny")
     result = REPEATS.run(subject, RepeatsConfig(context=2))
     sources = text_sources(subject.text)
-    whole = streaming_perplexity(
+    whole = EVALS["ppl"].of_model(
         subject.model,
         subject.memory,
         config=PerplexityConfig(),

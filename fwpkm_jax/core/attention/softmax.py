@@ -9,7 +9,7 @@ their document's number, and a query sees the keys of its own; positions then st
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -185,7 +185,7 @@ def cudnn_attention(
     positions: Int[Array, "batch length"],
     window: int | None,
 ) -> Float[Array, "batch length heads head"]:
-    """`masked_attention` within whole sequences by cuDNN's fused kernel, on an NVIDIA GPU.
+    """`masked_attention` within whole sequences by cuDNN's fused kernel, where nothing refuses it.
 
     Args:
       query: `[batch, length, heads, head]`, bfloat16 or float16.
@@ -193,12 +193,7 @@ def cudnn_attention(
       value: `[batch, length, kv_heads, head]`.
       positions: 0, 1, 2, ... for real tokens, which come first; -1 behind them.
       window: as in `masked_attention`.
-
-    Raises:
-      ValueError: cuDNN has no such attention, or this is no GPU; the reason is named.
     """
-    if refusal := cudnn_refusal(query):
-        raise ValueError(f"cuDNN attention does not run here: {refusal}; use backend='xla'.")
     local = None if window is None else (window - 1, 0)
     output = jax.nn.dot_product_attention(
         query, key, value, is_causal=True, local_window_size=local, implementation="cudnn"
@@ -207,8 +202,11 @@ def cudnn_attention(
     return jnp.where((positions >= 0)[:, :, None, None], output, 0)
 
 
-def cudnn_refusal(query: jax.Array) -> str | None:
-    """Why cuDNN cannot attend with such queries on this machine, or None."""
+def cudnn_refusal(query: jax.Array, persistent: Any = None, documents: Any = None) -> str | None:
+    """Why cuDNN cannot attend with such queries and rows on this machine, or None."""
+    for name, given in {"persistent keys": persistent, "documents": documents}.items():
+        if given is not None:
+            return f"it takes no {name}"
     if jax.default_backend() != "gpu":
         return f"the device is a {jax.default_backend()}"
     if query.dtype not in (jnp.bfloat16, jnp.float16):
@@ -244,36 +242,64 @@ def whole_sequence_attention(
         document, in which positions start at 0. In plain JAX only.
 
     Raises:
-      ValueError: see `cudnn_attention`; or cuDNN was asked for with persistent keys or documents.
+      ValueError: cuDNN was asked for and does not run here; the reason is named.
     """
-    for name, given in {"persistent keys": persistent, "documents": documents}.items():
-        if given is not None:
-            if backend == "cudnn":
-                raise ValueError(f"cuDNN attention takes no {name}; use backend='xla'.")
-            backend = "xla"
-    if backend == "auto":
-        refusal = cudnn_refusal(query)
-        backend = "xla" if refusal else "cudnn"
-        if refusal and jax.default_backend() == "gpu":
+    if backend != "xla":
+        refusal = cudnn_refusal(query, persistent, documents)
+        if refusal is None:
+            return cudnn_attention(query, key, value, positions=positions, window=window)
+        if backend == "cudnn":
+            raise ValueError(f"cuDNN attention does not run here: {refusal}; use backend='xla'.")
+        if jax.default_backend() == "gpu":
             _LOGGER.warning("Attention in plain JAX, not by cuDNN: %s.", refusal)
-    if backend == "cudnn":
-        return cudnn_attention(query, key, value, positions=positions, window=window)
-    length, key_positions, key_documents = query.shape[1], positions, documents
+    key_positions = positions
+    if window is not None and query.shape[1] > 2 * window:
+        # Blocks of a window look back on the block before; before the first there is none.
+        earlier = ((0, 0), (window, 0), (0, 0), (0, 0))
+        key, value = jnp.pad(key, earlier), jnp.pad(value, earlier)
+        key_positions = jnp.pad(positions, earlier[:2], constant_values=-1)
+    return attend_causally(
+        *(query, key, value),
+        positions=positions,
+        key_positions=key_positions,
+        window=window,
+        persistent=persistent,
+        documents=documents,
+    )
+
+
+def attend_causally(
+    query: Float[Array, "batch queries heads head"],
+    key: Float[Array, "batch keys kv_heads head"],
+    value: Float[Array, "batch keys kv_heads head"],
+    *,
+    positions: Int[Array, "batch queries"],
+    key_positions: Int[Array, "batch keys"],
+    window: int | None,
+    persistent: Persistent | None = None,
+    documents: Int[Array, "batch queries"] | None = None,
+) -> Float[Array, "batch queries heads head"]:
+    """`masked_attention` of tokens to earlier ones and themselves, in blocks where they are many.
+
+    Args:
+      query: as in `masked_attention`.
+      key: of earlier tokens, then of the queries' own. Of more than two windows of queries there
+        are `window` earlier ones, as `blockwise_attention` takes them.
+      value: as `key`.
+      positions: of the queries.
+      key_positions: as in `masked_attention`.
+      window: as in `masked_attention`.
+      persistent: keys and values of tokens before every document.
+      documents: how many documents have started up to each query; earlier tokens are of document 0.
+    """
+    length = query.shape[1]
     attend: Callable[..., jax.Array] = masked_attention
     if window is not None and length > 2 * window:
         attend = blockwise_attention
-        widths = ((0, 0), (window, 0), (0, 0), (0, 0))
-        key, value = jnp.pad(key, widths), jnp.pad(value, widths)
-        key_positions = jnp.pad(positions, widths[:2], constant_values=-1)
-        key_documents = None if documents is None else jnp.pad(documents, widths[:2])
     elif length > _WHOLE_LENGTH:
         attend = partial(query_block_attention, block=_WHOLE_LENGTH // 2)
-    num_persistent = 0
-    if persistent is not None:
-        key, value, key_positions = in_front(persistent, key, value, key_positions)
-        num_persistent = persistent.key.shape[0]
-        if key_documents is not None:
-            key_documents = jnp.pad(key_documents, ((0, 0), (num_persistent, 0)))
+    key, value, key_positions = in_front(persistent, key, value, key_positions)
+    before = ((0, 0), (key.shape[1] - length, 0))
     return attend(
         query,
         key,
@@ -281,9 +307,9 @@ def whole_sequence_attention(
         query_positions=positions,
         key_positions=key_positions,
         window=window,
-        num_persistent=num_persistent,
+        num_persistent=0 if persistent is None else persistent.key.shape[0],
         query_documents=documents,
-        key_documents=key_documents,
+        key_documents=None if documents is None else jnp.pad(documents, before),
     )
 
 

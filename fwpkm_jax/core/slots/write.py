@@ -8,8 +8,8 @@ read. Then, for the values (Eqs. 13 to 17):
     s[t, p] = -eta w[t, p] / max(n[i[t, p]], 1)               `ValueWrite.steps`
     V[i]   += sum of s[t, p] e[t] over the places that read slot i     `values.rows.add_rows`
 
-with eta the product of `step_size` and `learning_rate` (`with_rate_in_steps`). For the sub-keys
-(Eq. 18), with P the softmax of each query's scores over the sub-keys it chose:
+with eta the `step_size`, of which the learning rate is a part. For the sub-keys (Eq. 18), with P
+the softmax of each query's scores over the sub-keys it chose:
 
     p[j]    = mean of P[t, j] over tokens and heads           `sub_key_usage`
     L       = sum of p[j] log(p[j] + 1e-8)                    `usage_loss`
@@ -93,7 +93,8 @@ class ValueWrite:
     Attributes:
       step_size: multiplies the mean error of a slot; heads * top_k makes one write move a typical
         prediction by about its whole error, since the mean read weight is the reciprocal.
-      learning_rate: multiplies the step after clipping.
+      learning_rate: multiplies the step after clipping; 1 for a write that only adds to rows, whose
+        `step_size` has it.
       clip: bound on each element of the gradient, or None. Needs the gradient of the whole table.
       weight_decay: adds this multiple of the table to the gradient; needs the whole table.
     """
@@ -127,11 +128,6 @@ class ValueWrite:
           counts: n, how often the chunk reads each place's slot.
         """
         return -self.step_size * weights / jnp.maximum(counts, 1.0)
-
-    def with_rate_in_steps(self) -> "ValueWrite":
-        """The same sparse write as executors take it, which add `steps` to rows as they are."""
-        step_size = self.learning_rate * self.step_size
-        return dataclasses.replace(self, step_size=step_size, learning_rate=1.0)
 
     def dense_step(self, values: ValueTable, gradient: ValueTable) -> ValueTable:
         """The table after a write whose gradient is known for all slots."""
@@ -240,14 +236,18 @@ def usage_slopes(usage: SubKeyUsage) -> Float[Array, "2 subkeys"]:
 
 
 def of_chosen(
-    of_sub_keys: Float[Array, "*heads 2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
+    of_sub_keys: Float[Array, "2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
 ) -> Float[Array, "tokens heads 2 top_k"]:
-    """The number of each chosen sub-key; without an axis of heads these share the numbers."""
-    codebook = jnp.arange(2)[:, None]
-    if of_sub_keys.ndim == 2:
-        return of_sub_keys[codebook, sub_key_ids]
+    """The number of each chosen sub-key, where the heads share the numbers."""
+    return of_sub_keys[jnp.arange(2)[:, None], sub_key_ids]
+
+
+def of_chosen_by_head(
+    of_sub_keys: Float[Array, "heads 2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
+) -> Float[Array, "tokens heads 2 top_k"]:
+    """The number of each chosen sub-key, where each head has numbers of its own."""
     head = jnp.arange(of_sub_keys.shape[0])[:, None, None]
-    return of_sub_keys[head, codebook, sub_key_ids]
+    return of_sub_keys[head, jnp.arange(2)[:, None], sub_key_ids]
 
 
 def addressing_pulls(

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from fwpkm_jax.core.chunks import Memory, map_groups, map_own
+from fwpkm_jax.core.chunks import Memory, map_groups, map_memories, map_own
 from fwpkm_jax.core.documents import document_numbers
 from fwpkm_jax.core.streams.cuts import in_chunks
 from fwpkm_jax.core.streams.documents import in_documents
@@ -286,7 +286,7 @@ def drop(pending: Pending, number: int | Int[Array, " groups"], capacity: int) -
         x = jnp.pad(x, [(0, 0), (0, 0), (0, capacity)] + [(0, 0)] * (x.ndim - 3))
         if isinstance(number, int):
             return jax.lax.slice_in_dim(x, number, number + capacity, axis=2)
-        return map_groups(
+        return map_memories(
             lambda x, at: jax.lax.dynamic_slice_in_dim(x, at, capacity, axis=1), x, number
         )
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.chunks import AnyChunk, Chunk, Memory, map_groups
+from fwpkm_jax.core.chunks import AnyChunk, Chunk, Memory, map_memories
 from fwpkm_jax.core.streams import queue
 from fwpkm_jax.core.streams.queue import ChunkSize, Pending
 from fwpkm_jax.core.targets import WriteWeights, pair_weights, shift_left
@@ -100,7 +100,7 @@ def push(
             chunk = waiting_chunk(signals, chunk_size, lookahead, targets, make_chunk)
             return write(memory, chunk)
 
-        return map_groups(write_group, memory, signals)
+        return map_memories(write_group, memory, signals)
 
     memory, pending, (output, access) = queue.push(
         read_tokens,
@@ -148,7 +148,7 @@ def read_sequences(
         out = read(memory, query.reshape(members * length, *query.shape[2:]))
         return jax.tree.map(lambda x: x.reshape(members, length, *x.shape[1:]), out)
 
-    return map_groups(read_group, memory, query)
+    return map_memories(read_group, memory, query)
 
 
 def waiting_chunk(

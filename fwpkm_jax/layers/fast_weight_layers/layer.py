@@ -27,7 +27,7 @@ from fwpkm_jax.layers.fast_weight_layers.steps import (
     token_gradients,
 )
 from fwpkm_jax.layers.parameters import LogicalAxes, Role, parameter
-from fwpkm_jax.literals import check_bounds, check_literals
+from fwpkm_jax.literals import check_above_0, check_literals
 
 Readout = tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]
 """The head's matrix and bias."""
@@ -56,9 +56,12 @@ class FastWeightLayerConfig:
 
     def __post_init__(self):
         check_literals(self)
-        check_bounds(self, "hidden_dim", "chunk_size", "segment_length", least=1)
-        check_bounds(self, "initial_rate", above=0)
-        check_bounds(self, "initial_decay", above=0, below=1)
+        for name in ("hidden_dim", "chunk_size", "segment_length"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1.")
+        check_above_0(self, "initial_rate")
+        if not 0 < self.initial_decay < 1:
+            raise ValueError(f"initial_decay={self.initial_decay} must lie between 0 and 1.")
 
 
 class HeadInputs(NamedTuple):
@@ -132,6 +135,7 @@ class FastWeightLayer(nnx.Module):
         )
         moving = 1 if config.steps == "output_bias" else len(HeadTensors._fields)
         self.log_rates = vector("gate", moving, jnp.log(config.initial_rate))
+        # The logit of the initial share, without the rounding of 1 - decay.
         odds = jnp.log(config.initial_decay) - jnp.log1p(-config.initial_decay)
         self.decay_logits = vector("gate", moving, odds) if config.segment_length else None
 

@@ -107,6 +107,7 @@ def token_gradients(
         right = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
         return jnp.sum(counted * (jax.nn.logsumexp(logits, axis=-1) - right)), hidden
 
+    # Added zeros: the gradient after each tensor is the gradient of what is added there.
     narrow, wide = jnp.zeros_like(x), jnp.zeros((*x.shape[:2], tensors.up.shape[1]), x.dtype)
     nothing = TokenGradients(narrow, wide, wide, narrow, narrow, narrow)
     gradients, hidden = jax.grad(loss, has_aux=True)(nothing)

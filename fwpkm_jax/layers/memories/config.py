@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.rules import DEFAULT_RULE, AbstractChunkRule, make_rule
+from fwpkm_jax.rules.base import AbstractChunkRule
+from fwpkm_jax.rules.registry import DEFAULT_RULE, make_rule
 
 Normalizer = Literal["none", "standardize", "l2"]
 DocumentMemory = Literal["carry", "document"]

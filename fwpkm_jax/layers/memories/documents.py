@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
-from fwpkm_jax.core.chunks import AnyChunk, Memory, map_groups
+from fwpkm_jax.core.chunks import AnyChunk, Memory, map_memories
 from fwpkm_jax.core.documents import document_numbers, document_positions, same_document
 from fwpkm_jax.core.sequence.axis import SequenceAxis, places_of_part
 from fwpkm_jax.core.sequence.edges import tokens_before
@@ -213,7 +213,7 @@ def _read_rows(
             after, output, access, _ = rule.step(memory, rule.chunk(query, target, weights))
             return after, (output, access)
 
-        after, read = map_groups(step, memory, query, target, weights)
+        after, read = map_memories(step, memory, query, target, weights)
         if rows.ends is not None:
             written = (count == chunk_size) | rows.ends
             after = jax.vmap(lambda flag, *x: jax.tree.map(lambda a, b: jnp.where(flag, a, b), *x))(

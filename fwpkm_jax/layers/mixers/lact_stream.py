@@ -49,6 +49,7 @@ def read_whole(rule: LaCTRule, memory: LaCTMemory, tokens: FastTokens, *, chunk_
       chunk_size: tokens between two writes.
     """
     batch, length, heads = tokens.query.shape[:3]
+    # The last chunk's write would be read by no token.
     written = (length - 1) // chunk_size * chunk_size
     sequence = _chunk(tokens)  # Leaves [batch, heads, length, ...]
     memory, sequence = jax.tree.map(merge_groups, (memory, sequence))
@@ -86,6 +87,7 @@ def read_documents(
     def within(
         memory: LaCTMemory, piece: FastTokens, count: jax.Array
     ) -> tuple[LaCTMemory, jax.Array]:
+        # Only whole chunks are written; a document's last one is read and dropped.
         full = count == chunk_size
 
         def write() -> LaCTMemory:

@@ -1,5 +1,6 @@
 """Titans' neural memory as a layer: a network per sequence and head that learns as it reads."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,24 +15,15 @@ from fwpkm_jax.core.numerics import compute_dtype, rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer, sigmoid_bias
 from fwpkm_jax.core.streams.cuts import in_chunks
-from fwpkm_jax.core.streams.documents import in_documents
 from fwpkm_jax.core.streams.queue import Pending, append, drop, init_pending
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
+from fwpkm_jax.layers.mixers.titans_pieces import in_pieces, real_tokens
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.parameters import declare_linear, parameter
+from fwpkm_jax.layers.parameters import linear_map, parameter
 from fwpkm_jax.rules.titans import TitansMemory, TitansNetwork, TitansWrites, scale_steps
 
 _PIECE = 64  # Tokens of a stream read at once where no chunk ends.
-_NARROWED = 32  # Shorter chunks are read at their whole width wherever a document ends in them.
-
-
-def narrow_width(chunk: int) -> int | None:
-    """Width at which a chunk is read if a document ends in its first half; None: the whole chunk.
-
-    The cost of a chunk's writes grows with the square of its width.
-    """
-    return chunk // 2 if chunk >= _NARROWED else None
 
 
 class TitansCache(NamedTuple):
@@ -82,14 +74,8 @@ class Titans(AbstractMixer):
             raise ValueError(
                 f"head_dim={head} of a single head must be the model's width, {model_dim}."
             )
-        init = nnx.initializers.normal(init_std)
-
-        def linear(inputs: int, outputs: int, *axes: str, **options: Any) -> nnx.Linear:
-            # Not split along heads: every device computes all heads of its sequences.
-            options |= declare_linear(*axes or ("embed",))
-            options = {"use_bias": False, "dtype": dtype, "kernel_init": init} | options
-            return nnx.Linear(inputs, outputs, rngs=rngs, **options)
-
+        # Not split along heads: every device computes all heads of its sequences.
+        linear = functools.partial(linear_map, init_std=init_std, dtype=dtype, rngs=rngs)
         self.config, self.rule, self.norm_eps = config, config.rule(), norm_eps
         self.store_norm = RMSNorm(model_dim, eps=norm_eps)
         self.retrieve_norm = RMSNorm(model_dim, eps=norm_eps)
@@ -179,38 +165,25 @@ class Titans(AbstractMixer):
         `before` from the first token that was read before each document.
         """
         packing = None if mask is None else pack_tokens(mask)
-        x = pack(x, packing)
-        count = jnp.full(x.shape[:1], x.shape[1], jnp.int32) if packing is None else packing.counts
-        chunk = self.config.chunk_size or max(_PIECE, self.config.write_size)
-        if starts is not None:
-            starts = pack_starts(starts, packing)
-            fresh = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
-            fresh, read = (fresh, 0) if before is None else before
-            after, y = in_documents(
-                self.advance,
-                fresh if cache is None else cache,
-                fresh,
-                x[:, None],
-                count=count,
-                starts=starts,
-                chunk=chunk,
-                position=None if cache is None else cache.position,
-                narrow=narrow_width(chunk),
-                lead=-(read % chunk),
-            )
-            y, cache = y[:, 0], None if cache is None else after
-        elif cache is None:
+        x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
+        count = real_tokens(x, packing)
+        if starts is None and cache is None:
             y, _ = self.whole(x, count)
-        else:
-            cache, y = in_chunks(
-                jax.checkpoint(self.advance),
-                cache,
-                x[:, None],
-                count=count,
-                chunk=chunk,
-                position=cache.position,
-            )
-            y = y[:, 0]
+            return unpack(y, packing), None
+
+        def fresh() -> TitansCache:
+            if before is not None:
+                return before.cache
+            return self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
+
+        y, cache = in_pieces(
+            *(self.advance, x, cache, fresh),
+            count=count,
+            starts=starts,
+            chunk=self.config.chunk_size or max(_PIECE, self.config.write_size),
+            position=None if cache is None else cache.position,
+            read=0 if before is None else before.number,
+        )
         return unpack(y, packing), cache
 
     def whole(
@@ -270,6 +243,7 @@ class Titans(AbstractMixer):
         done = (cache.position - (0 if chunk is None else cache.position // chunk * chunk)) // size
         read, memory = self._advance(cache.base, cache.memory, writes, self.queries(joined), done)
         own = waiting[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+        # Reads of waiting tokens were given out before; only the new ones count.
         read = jnp.take_along_axis(read, own[:, :, None, None], axis=1)
 
         position = cache.position + count
@@ -289,6 +263,7 @@ class Titans(AbstractMixer):
                 whole = self._with_factors(base, memory, jnp.full_like(position, chunk // size))
                 memory = memory._replace(weights=at_ends(whole.weights, memory.weights))
             base = at_ends(memory.weights, base)
+        # Complete writes leave the queue; the rest waits for tokens to come.
         left = drop(queue, total // size * size, size)
         return TitansCache(left, position, base, memory), self.merge(x[:, 0], read)[:, None]
 

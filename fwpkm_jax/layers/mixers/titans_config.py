@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fwpkm_jax.core.recurrence.decay_starts import DecayStart
-from fwpkm_jax.literals import check_bounds, check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 from fwpkm_jax.rules.titans import TitansRule
 
 
@@ -76,10 +76,8 @@ class TitansConfig:
 
     def __post_init__(self):
         check_literals(self)
-        check_bounds(self, "num_heads", "head_dim", "write_size", least=1)
-        check_bounds(self, "num_persistent", least=0)
-        positive = ("max_rate", "max_gradient_norm", "memory_norm_eps", "memory_init_std")
-        check_bounds(self, *positive, above=0)
+        check_least(self, num_heads=1, head_dim=1, write_size=1, num_persistent=0)
+        check_above_0(self, "max_rate", "max_gradient_norm", "memory_norm_eps", "memory_init_std")
         if self.chunk_size is not None and (
             self.chunk_size < 1 or self.chunk_size % self.write_size
         ):

@@ -29,7 +29,7 @@ from fwpkm_jax.core.recurrence.transition import (
 )
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.in_turn import state_in_turn
-from fwpkm_jax.literals import check_bounds, check_literals
+from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 from fwpkm_jax.rules.matrix.gates import GateInputs, LearnedGates
 
@@ -107,6 +107,8 @@ class AbstractMatrixRule(abc.ABC):
     """Whether a write corrects the share `strength` of the error; off: writes add."""
     no_strength: ClassVar[float] = 0.0
     """The strength with which a write changes nothing."""
+    learned_gates: ClassVar[LearnedGates] = LearnedGates()
+    """What `gates` needs."""
     transition: ClassVar[TransitionForm | None] = None
     """How tokens change what the memory held before them, see `TransitionForm`. None: for a rule
     that keeps the `chunked` of this class, "mixes_keys" if `delta`, else "fades"; for others
@@ -121,7 +123,7 @@ class AbstractMatrixRule(abc.ABC):
 
     def __post_init__(self):
         check_literals(self)
-        check_bounds(self, "chunk_size", least=1)
+        check_least(self, chunk_size=1)
 
     @classmethod
     def variants(cls) -> "tuple[AbstractMatrixRule, ...]":
@@ -173,11 +175,6 @@ class AbstractMatrixRule(abc.ABC):
         """`log_decay` and `strength` of the tokens from what a layer projected."""
         del inputs
         return None, None
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        """What `gates` needs."""
-        return LearnedGates()
 
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values as the memory takes them, in at least float32."""
@@ -315,6 +312,7 @@ class AbstractMatrixRule(abc.ABC):
             form = ("mixes_keys" if self.delta else "fades") if is_base else "other"
         if form == "other":
             return None
+        # The transition is what the tokens make of the identity, beside what they make of nothing.
         if form == "mixes_keys":
             start, value = beside_identity(tokens.value, width)
             end = self.run(tokens._replace(value=value), start, starts).final_state
@@ -324,6 +322,7 @@ class AbstractMatrixRule(abc.ABC):
         if form == "fades":
             return Fading(log_kept(self.log_decays(tokens), starts, like=tokens.key), end)
         identity = jnp.broadcast_to(jnp.eye(values, dtype=dtype), (batch, heads, values, values))
+        # Without keys only the left factors act: what they make of the identity is their product.
         nothing = jnp.zeros((*tokens.key.shape[:3], values), dtype)
         unwritten = tokens._replace(query=nothing, key=nothing)
         return MixingValues(self.run(unwritten, identity, starts).final_state, end)
@@ -374,6 +373,12 @@ def given(x: Array | None) -> Array:
     """A gate whose presence `_prepare` has checked."""
     assert x is not None
     return x
+
+
+def forgotten(log_decay: Array | None) -> Array:
+    """`1 - exp(log_decay)`, the share that is not kept."""
+    # The difference of two numbers near 1 would have rounding only where little is forgotten.
+    return -jnp.expm1(given(log_decay))
 
 
 def agreement(matrix: Array, token: Tokens, value: Array | None = None) -> Array:

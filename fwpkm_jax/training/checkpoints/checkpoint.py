@@ -17,7 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from fwpkm_jax.literals import check_bounds, check_literals
+from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.training.checkpoints.checksum import checksums
 from fwpkm_jax.training.checkpoints.regroup import Regroup, first_memory
 from fwpkm_jax.training.checkpoints.restore import (
@@ -59,9 +59,8 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        check_bounds(self, "every", least=1)
         # If the newest is damaged by whatever ended the run, the one before it is needed.
-        check_bounds(self, "keep", least=2)
+        check_least(self, every=1, keep=2)
 
     @property
     def merge(self) -> Regroup:

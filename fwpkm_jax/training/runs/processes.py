@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fwpkm_jax.literals import check_bounds
+from fwpkm_jax.storage.repeated import Repeated
 
 # How long a process that ends waits for the others before the runtime ends them all.
 _LEAVING_SECONDS = 30
@@ -61,8 +60,14 @@ class DistributedConfig:
             )
         if self.coordinator is not None and not self.coordinator.rpartition(":")[2].isdecimal():
             raise ValueError(f"coordinator={self.coordinator!r} must be HOST:PORT.")
-        check_bounds(self, "num_processes", least=1)
-        check_bounds(self, "process_id", least=0, below=self.num_processes)
+        if self.num_processes is not None and self.process_id is not None:
+            if self.num_processes < 1:
+                raise ValueError(f"num_processes={self.num_processes} must be at least 1.")
+            if not 0 <= self.process_id < self.num_processes:
+                raise ValueError(
+                    f"process_id={self.process_id} must be one of the {self.num_processes} "
+                    f"processes, 0 to {self.num_processes - 1}."
+                )
 
 
 class OtherProcessError(RuntimeError):
@@ -124,22 +129,16 @@ def _whom(config: DistributedConfig) -> str:
 
 @contextlib.contextmanager
 def _said_while_waiting(whom: str, say: Callable[[str], None]) -> Iterator[None]:
-    began, ended = time.monotonic(), threading.Event()
+    began = time.monotonic()
 
     def repeat() -> None:
-        while not ended.wait(_WAITING_LINE_SECONDS):
-            say(
-                f"{whom}, for {time.monotonic() - began:.0f} s now; each process is started with "
-                "the same command and its own --distributed.process_id."
-            )
+        say(
+            f"{whom}, for {time.monotonic() - began:.0f} s now; each process is started with "
+            "the same command and its own --distributed.process_id."
+        )
 
-    thread = threading.Thread(target=repeat, name="waiting", daemon=True)
-    thread.start()
-    try:
+    with Repeated(repeat, _WAITING_LINE_SECONDS, name="waiting"):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 @contextlib.contextmanager

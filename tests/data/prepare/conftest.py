@@ -37,6 +37,23 @@ def texts_of(tmp_path):
     return read
 
 
+@pytest.fixture
+def goes_on():
+    """Checks that reading a part can start again at each of its documents; returns these."""
+
+    def check(part):
+        from fwpkm_jax.data import load_tokenizer
+        from fwpkm_jax.data.documents import START
+
+        tokenizer = load_tokenizer("bytes")
+        pieces = list(part.read(tokenizer, START))
+        for number, piece in enumerate(pieces):
+            assert list(part.read(tokenizer, piece.place)) == pieces[number:]
+        return pieces
+
+    return check
+
+
 @pytest.fixture(scope="session")
 def vocabulary(tmp_path_factory):
     """A vocabulary of GPT-2's shape: the 256 bytes, 50,000 pieces of four of them, and the end."""

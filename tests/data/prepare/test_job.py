@@ -12,10 +12,10 @@ import pytest
 from hypothesis import strategies as st
 
 from fwpkm_jax.data import TokenFile, cut_rows, write_token_file
-from fwpkm_jax.data.prepare import job, prepare, writing
-from fwpkm_jax.data.prepare.files import hold
+from fwpkm_jax.data.prepare import job, prepare, text_files
+from fwpkm_jax.data.prepare.lock import hold
 from fwpkm_jax.data.prepare.progress import Progress
-from fwpkm_jax.data.prepare.text_files import text_files
+from fwpkm_jax.data.streams import formats
 
 EOS = 256
 ROW = 4097
@@ -100,7 +100,7 @@ def test_the_manifest_says_what_the_files_hold_and_what_they_are_made_of(texts, 
     tokens = sum(map(len, tokens_of(texts)))
     assert manifest["read"] == {"documents": 29, "characters": tokens - 29, "tokens": tokens}
     assert manifest["written"] == {"entries": tokens // ROW, "tokens": tokens // ROW * ROW}
-    expected = {"source": "jsonl", "field": "text", "layout": "l4096", "max_tokens": 10**6}
+    expected = {"source": "text", "field": "text", "layout": "l4096", "max_tokens": 10**6}
     assert expected.items() <= manifest["job"].items()
     assert manifest["job"]["tokenizer_fingerprint"] == "bytes"
 
@@ -123,7 +123,7 @@ def test_stopped_anywhere_and_called_again_it_leaves_the_same_files(
     run(folder, root / "whole" / "x.bin", layout=layout)
     out = root / "x.bin"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing, "_BATCH_RECORDS", batch)
+        patch.setattr(job, "_BETWEEN", batch)
         for stop in stops:
             with pytest.MonkeyPatch.context() as fault, contextlib.suppress(Stopped):
                 _stop_at(fault, stop)
@@ -148,8 +148,8 @@ def _stop_at(fault, stop):
         return wrapped
 
     for owner, name in (
-        (writing.TokenOutput, "add"),
-        (writing.TokenOutput, "sync"),
+        (job.TokenOutput, "add"),
+        (job.TokenOutput, "sync"),
         (job, "write_json"),
         (job, "publish"),
         (job, "_manifest"),
@@ -180,7 +180,7 @@ def test_stopped_while_the_files_are_named_it_leaves_the_same_files(
 
 def test_bytes_after_the_last_point_are_cut_off(texts, whole, tmp_path, monkeypatch):
     out = tmp_path / "x.bin"
-    monkeypatch.setattr(writing, "_BATCH_RECORDS", 5)
+    monkeypatch.setattr(job, "_BETWEEN", 5)
     saves = itertools.count()
     write_json = job.write_json
 
@@ -226,19 +226,18 @@ def test_files_of_another_command_are_refused(texts, whole, tmp_path, other, mes
 
 
 def stop_in_the_middle(texts, out, monkeypatch):
+    write_json, saves = job.write_json, itertools.count()
+
+    def write_and_stop(path, value):
+        write_json(path, value)
+        if next(saves) == 2:  # The first is the beginning, the second after one document.
+            raise Stopped
+
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "_BATCH_RECORDS", 12)
-        patch.setattr(writing._Worker, "save", _save_and_stop(writing._Worker.save))
+        patch.setattr(job, "_BETWEEN", 12)
+        patch.setattr(job, "write_json", write_and_stop)
         with pytest.raises(Stopped):
             run(texts, out)
-
-
-def _save_and_stop(save):
-    def stopping(worker, **keywords):
-        save(worker, **keywords)
-        raise Stopped
-
-    return stopping
 
 
 def test_a_text_that_changes_in_between_is_refused(texts, tmp_path, monkeypatch):
@@ -328,7 +327,7 @@ def test_memory_holds_a_batch_not_the_text(tmp_path, monkeypatch):
     with (tmp_path / "x.jsonl").open("w") as file:
         for _ in range(100):
             file.write(json.dumps({"text": "x" * 20_000}) + "\n")
-    monkeypatch.setattr(writing, "_BATCH_CHARACTERS", 40_000)
+    monkeypatch.setattr(formats, "_TOGETHER_CHARACTERS", 40_000)
     run(tmp_path / "x.jsonl", tmp_path / "first.bin", max_tokens=1)  # Imports and caches.
     tracemalloc.start()
     run(tmp_path / "x.jsonl", tmp_path / "x.bin")
@@ -358,9 +357,9 @@ def test_progress_is_a_line_now_and_then(tmp_path):
     progress.begin(500)  # Of an earlier run, which count as tokens but not as speed.
     for seconds, tokens in ((5, 700), (10, 900), (40, 4_500), (41, 4_600)):
         clock.now = seconds
-        progress.show(part="jsonl 1/2 a.jsonl", documents=3, tokens=tokens, limit=16_500)
+        progress.show(part="text 1/2 a.jsonl", documents=3, tokens=tokens, limit=16_500)
     assert stream.getvalue() == (
-        "jsonl 1/2 a.jsonl  3 documents  4,500 of 16,500 tokens  100 tokens/s  2 min left\n"
+        "text 1/2 a.jsonl  3 documents  4,500 of 16,500 tokens  100 tokens/s  2 min left\n"
     )
 
 

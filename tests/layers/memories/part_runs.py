@@ -27,7 +27,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from fwpkm_jax.analysis.collectives import collectives
+from benchmarks.compiled.collectives import collectives
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeightLayerConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.layers.partition import MeshConfig, Partition

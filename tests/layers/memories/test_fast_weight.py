@@ -272,12 +272,14 @@ def test_a_dense_memory_takes_the_place_of_the_slots():
     assert all(np.any(a != b) for a, b in zip(written, memory, strict=True))
 
 
-def test_a_layer_without_a_use_for_its_gate_has_no_gate():
-    ungated = FastWeightConfig(weight_by_gate=False, gate_output=False)
-    assert not ungated.has_gate
-    layer = nnx.eval_shape(lambda: FastWeight(ungated, 8, rngs=nnx.Rngs(0)))
-    arrays = {path[0] for path, _ in nnx.to_flat_state(nnx.state(layer))}
-    assert not arrays & {"gate_norm", "gate_proj"}
+def test_a_layer_without_a_use_for_the_gate_has_no_projection():
+    arrays = {}
+    for used in (True, False):
+        config = FastWeightConfig(weight_by_gate=used, gate_output=False)
+        assert config.has_gate == used
+        layer = nnx.eval_shape(lambda config=config: FastWeight(config, 8, rngs=nnx.Rngs(0)))
+        arrays[used] = {path[0] for path, _ in nnx.to_flat_state(nnx.state(layer))}
+    assert arrays[True] - arrays[False] == {"gate_norm", "gate_proj"}
 
 
 @pytest.mark.slow_cases("fwmlp")

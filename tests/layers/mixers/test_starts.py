@@ -15,7 +15,7 @@ from fwpkm_jax.layers.mixers import (
     Titans,
     TitansConfig,
 )
-from fwpkm_jax.models.paper import PSWA, paper_model
+from fwpkm_jax.paper.models import PSWA, paper_model
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
 HEADS, DIM = 1024, 2

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+from fwpkm_jax.run.train import resume_experiment
 from fwpkm_jax.training.checkpoints.restore import checkpoint_steps, read_checkpoint
 from fwpkm_jax.training.optimizer import make_optimizer
 from fwpkm_jax.training.runs import processes as processes_module
@@ -258,6 +259,8 @@ def test_a_run_stores_no_processes(tmp_path):
     several = dataclasses.replace(experiment, distributed=config, run_dir=str(tmp_path))
     assert "distributed" not in several.to_json()
     assert several.fingerprint == experiment.fingerprint
+    (tmp_path / "config.json").write_text(json.dumps(several.to_json()))
+    assert resume_experiment(tmp_path).distributed == DistributedConfig()
 
 
 @pytest.mark.parametrize(

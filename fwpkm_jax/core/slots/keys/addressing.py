@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
 from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.platform import by_platform
 
 Score = Literal["idw", "dot"]
 Nonlinearity = Literal["softmax", "silu", "relu"]
@@ -151,11 +152,15 @@ def slot_weights(
         return jax.nn.relu(scores / temperature)
     axis = (-2, -1) if normalization == "token" else -1
     if temperature != 1:
-        # The best score becomes 0 first, so that no temperature overflows, gradients included.
-        temperature = max(temperature, float(jnp.finfo(jnp.float32).tiny))
-        scores = scores - jax.lax.stop_gradient(jnp.max(scores, axis=axis, keepdims=True))
-        scores = jnp.where(scores == 0, scores, scores / temperature)
+        scores = _tempered(scores, temperature, axis)
     return jax.nn.softmax(scores, axis=axis)
+
+
+def _tempered(scores: jax.Array, temperature: float, axis: int | tuple[int, int]) -> jax.Array:
+    # The best score becomes 0 first, so that no temperature overflows, gradients included.
+    temperature = max(temperature, float(jnp.finfo(jnp.float32).tiny))
+    scores = scores - jax.lax.stop_gradient(jnp.max(scores, axis=axis, keepdims=True))
+    return jnp.where(scores == 0, scores, scores / temperature)
 
 
 def _scores(
@@ -211,11 +216,11 @@ def top_k_ids(
     """
     # top_k ranks 0 above -0, which are equal scores: without the sign the lower one wins.
     scores = jax.lax.stop_gradient(jnp.where(scores == 0.0, 0.0, scores))
-    return jax.lax.platform_dependent(
-        scores,
-        cpu=lambda x: _by_groups(x, k),
-        default=lambda x: jnp.swapaxes(jax.lax.top_k(jnp.swapaxes(x, -1, -2), k)[1], -1, -2),
-    )
+    return by_platform(cpu=_by_groups, default=_by_top_k)(scores, k)
+
+
+def _by_top_k(scores: jax.Array, k: int) -> jax.Array:
+    return jnp.swapaxes(jax.lax.top_k(jnp.swapaxes(scores, -1, -2), k)[1], -1, -2)
 
 
 def _by_groups(scores: jax.Array, k: int) -> jax.Array:

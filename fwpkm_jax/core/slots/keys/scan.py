@@ -10,13 +10,14 @@ of all steps and the cotangents of the queries.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
+from fwpkm_jax.core.platform import by_platform
 from fwpkm_jax.core.slots.keys.addressing import (
     Score,
     SubKeyChoice,
@@ -30,6 +31,7 @@ from fwpkm_jax.core.slots.write import (
     addressing_gradient,
     addressing_pulls,
     of_chosen,
+    of_chosen_by_head,
     sub_key_access,
     sub_key_usage,
     usage_slopes,
@@ -64,47 +66,35 @@ class KeyScanOutput(NamedTuple):
     choice: SubKeyChoice
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def key_scan(
     keys: SubKeys,
     queries: Float[Array, "chunks tokens heads key"],
     token_weights: Float[Array, "chunks tokens"],
-    *,
     find: Find,
     key_write: KeyWrite,
-    loops: "KeyLoops | None" = None,
+    loops: "KeyLoops",
 ) -> KeyScanOutput:
     """Finds the best sub-keys of every chunk, and moves the keys after each.
 
     Args:
       keys: before the first chunk, `[heads, 2, subkeys, key // 2]`.
-      queries: of every token, in the dtype of the keys; or in a narrower one, which kernels read as
-        it is: the results are those of the same numbers in the keys' dtype.
+      queries: of every token, in the dtype of the keys; or in a narrower one, where kernels read it
+        as it is: the results are those of the same numbers in the keys' dtype.
       token_weights: weight of each token in the addressing loss's average.
       find: from queries and keys to the best sub-keys.
-      key_write: how the keys move, without `clip`; its score is that of `find`.
-      loops: what goes over the chunks; None: plain XLA.
-
-    Raises:
-      ValueError: `key_write` clips, which the backward pass does not know.
+      key_write: how the keys move, without `clip`, which the backward pass does not know; its score
+        is that of `find`.
+      loops: what goes over the chunks: plain XLA, as `KeyLoops()`, or kernels.
     """
-    if key_write.clip is not None:
-        raise ValueError(f"clip={key_write.clip} of a key write needs a scan of steps; use None.")
-    loops = KeyLoops() if loops is None else loops
-    if loops == KeyLoops():
-        queries = queries.astype(keys.dtype)
-    return _scan(find, key_write, loops, keys, queries, token_weights)
-
-
-_scan = jax.custom_vjp(
-    lambda find, key_write, loops, *arrays: loops.forward(find, key_write, *arrays)[0],
-    nondiff_argnums=(0, 1, 2),
-)
+    return loops.forward(find, key_write, keys, queries, token_weights)[0]
 
 
 def _forward(
     find: Find, key_write: KeyWrite, keys: SubKeys, queries: jax.Array, token_weights: jax.Array
 ) -> tuple[KeyScanOutput, jax.Array, StepSums | None]:
     """The scan, the keys before each chunk, and the sums of all steps; None: not kept."""
+    queries = queries.astype(keys.dtype)
 
     def body(keys, chunk):
         query, weights = chunk
@@ -116,7 +106,7 @@ def _forward(
     return KeyScanOutput(keys, choice), before, None
 
 
-def _scan_forward(find, key_write, loops, keys, queries, token_weights):
+def _scan_forward(keys, queries, token_weights, find, key_write, loops):
     out, before, sums = loops.forward(find, key_write, keys, queries, token_weights)
     return out, (before, queries, token_weights, out.choice, sums)
 
@@ -193,10 +183,10 @@ def _scan_back(key_write, loop, to_queries, residuals, cotangents):
     weights_bar = _by_chunks(functools.partial(_weights_cotangent, score=score))(
         chunks._replace(query=queries.astype(before.dtype)), gradient_bar
     )
-    return keys_bar, queries_bar, weights_bar
+    return keys_bar, queries_bar.astype(queries.dtype), weights_bar
 
 
-_scan.defvjp(_scan_forward, _scan_backward)
+key_scan.defvjp(_scan_forward, _scan_backward)
 
 
 def _backward(
@@ -211,6 +201,7 @@ def _backward(
       steps: of all chunks, leaves `[chunks, ...]`.
     """
     score = key_write.score
+    chunks = chunks._replace(query=chunks.query.astype(chunks.keys.dtype))
 
     def body(keys_bar, chunk_and_step):
         chunk, step = chunk_and_step
@@ -221,7 +212,8 @@ def _backward(
         gradient_bar = key_write.loss_weight * gradient_bar
         pulls_bar = dots_of_sub_keys(split_halves(chunk.query), ids, gradient_bar)
         if score == "idw":
-            pulls_bar = pulls_bar - of_chosen(jnp.sum(gradient_bar * chunk.keys, axis=-1), ids)
+            products = jnp.sum(gradient_bar * chunk.keys, axis=-1)
+            pulls_bar = pulls_bar - of_chosen_by_head(products, ids)
         pulls = pulls_of_scores(chunk, step, pulls_bar, score=score)
         keys_bar = keys_bar + keys_cotangent(chunk.query, chunk.keys, ids, pulls, score=score)
         if score == "idw":
@@ -286,6 +278,7 @@ def _to_queries(
             chunk.query, chunk.keys, ids, pulls, score=key_write.score
         )
 
+    chunks = chunks._replace(query=chunks.query.astype(chunks.keys.dtype))
     return _by_chunks(of_chunk)(chunks, step_pulls, gradient_bar, pulls)
 
 
@@ -311,8 +304,8 @@ def _weights_cotangent(chunk: ScannedChunk, gradient_bar: SubKeys, *, score: Sco
 
 def _by_chunks(of_chunk: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """`of_chunk` of all chunks: on a CPU one at a time, which fits the cache, else at once."""
-    return lambda *chunks: jax.lax.platform_dependent(
-        *chunks,
-        cpu=lambda *x: jax.lax.map(lambda one: of_chunk(*one), x),
-        default=jax.vmap(of_chunk),
-    )
+
+    def in_turn(*chunks: Any) -> jax.Array:
+        return jax.lax.map(lambda chunk: of_chunk(*chunk), chunks)
+
+    return by_platform(cpu=in_turn, default=jax.vmap(of_chunk))

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import SlotIds, TokenWeights, ValueTable
-from fwpkm_jax.core.chunks import Shared, map_groups
+from fwpkm_jax.core.chunks import Shared, map_memories
 from fwpkm_jax.core.slots.two_phase import WrittenValues, write_values
 from fwpkm_jax.core.slots.values.grouping import group_slots
 from fwpkm_jax.core.slots.write import SlotAccess
@@ -151,18 +151,18 @@ def open_groups(
         opened = open_rows(values, slot_ids.reshape(counted.size, -1), counted.reshape(-1))
         return opened._replace(slot_ids=opened.slot_ids.reshape(slot_ids.shape))
 
-    return map_groups(open_group, values, slot_ids, counted)
+    return map_memories(open_group, values, slot_ids, counted)
 
 
 def write_overlays(
     values: OverlayTable,
     access: SlotAccess,
-    targets: Float[Array, "groups batch length value"],
+    targets: Float[Array, "groups chunks tokens value"],
     *,
-    counted: Float[Array, "groups batch length"],
+    counted: Float[Array, "groups chunks tokens"],
     **options: Any,
-) -> tuple[OverlayTable, WrittenValues]:
-    """`two_phase.write_values` of tables that share a base: the tables after it, and what it gave.
+) -> WrittenValues:
+    """`two_phase.write_values` of tables that share a base.
 
     Every slot of the chunks gets a row of its own; these rows are the table that is written.
 
@@ -175,7 +175,7 @@ def write_overlays(
     access = access._replace(slot_ids=opened.slot_ids)
     out = write_values(opened.rows, access, targets, counted=counted, **options)
     assert isinstance(opened.values, OverlayTable)
-    return opened.values._replace(rows=out.values), out
+    return out._replace(values=opened.values._replace(rows=out.values))
 
 
 def close_rows(values: AnyTable, rows: Float[Array, "..."]) -> AnyTable:

@@ -7,9 +7,10 @@ again (`core.slots.options.replay`). None of them needs the values, so that a wr
 known as soon as its slots are.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from fwpkm_jax.core.array_types import (
     TokenWeights,
     ValueTable,
 )
-from fwpkm_jax.core.chunks import StepOutput, map_groups, scan_chunks
+from fwpkm_jax.core.chunks import map_groups
 from fwpkm_jax.core.slots.options.replay import (
     ReplayedTokens,
     as_chunk,
@@ -128,6 +129,8 @@ def step_scales(
     scales = hardening_scale(before, power=retention.hardening)
     if retention.relocation:
         scales = scales * relocation_scale(weights, before, power=retention.relocation)
+    # Padding writes nothing; without weights its scale would be 0 / 0.
+    scales = jnp.where(reads_counted > 0, scales, 1.0)
     # A slot counts once per chunk, by its strongest reader.
     most = jnp.zeros_like(history.written).at[slot_ids].max(weight, mode="promise_in_bounds")
     return scales, history._replace(written=history.written + most)
@@ -136,42 +139,29 @@ def step_scales(
 def scale_chunks(
     history: SlotHistory,
     access: SlotAccess,
-    write_weight: Float[Array, "groups batch length"],
-    counted: Float[Array, "groups batch length"],
+    write_weight: Float[Array, "groups chunks tokens"],
+    counted: Float[Array, "groups chunks tokens"],
     *,
-    chunk_size: int,
     retention: Retention,
-) -> tuple[SlotHistory, Float[Array, "groups batch length places"]]:
-    """`step_scales` of whole sequences: the history after the last chunk, and all scales.
+) -> tuple[SlotHistory, Float[Array, "groups chunks tokens places"]]:
+    """`step_scales` of all chunks: the history after the last one, and all scales.
 
     Args:
       history: of several memories, leaves `[groups, ...]`.
-      access: what the tokens read, leaves `[groups, batch, length, places]`.
+      access: what the tokens read, leaves `[groups, chunks, tokens, places]`.
       write_weight: of each token.
       counted: 1 for tokens whose reads count.
-      chunk_size: tokens of a sequence between two writes.
       retention: what to spare.
     """
 
-    def step(history: SlotHistory, chunk: tuple[jax.Array, ...]) -> StepOutput:
-        slot_ids, weights, write_weight, counted = chunk
-        scales, history = step_scales(
-            history,
-            slot_ids,
-            weights,
-            write_weight=write_weight,
-            counted=counted,
-            retention=retention,
-        )
-        return StepOutput(history, scales, (), ())
+    def step(history: SlotHistory, chunk: tuple[Any, ...]) -> tuple[SlotHistory, jax.Array]:
+        access, write_weight, counted = chunk
+        how: Any = {"write_weight": write_weight, "counted": counted, "retention": retention}
+        scales, history = step_scales(history, *access, **how)
+        return history, scales
 
-    def of_group(history_and_access, write_weight, counted):
-        history, access = history_and_access
-        tokens = (*access, write_weight, counted)
-        out = scan_chunks(step, history, tokens, chunk_size=chunk_size)
-        return out.memory, out.output
-
-    return map_groups(of_group, (history, access), write_weight, counted)
+    scan = functools.partial(jax.lax.scan, step)
+    return map_groups(scan, history, (access, write_weight, counted))
 
 
 class RetentiveStep(NamedTuple):

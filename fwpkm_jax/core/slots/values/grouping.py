@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from fwpkm_jax.core.array_types import SlotIds, SlotWeights, TokenWeights
+from fwpkm_jax.core.platform import by_platform
 
 
 class SlotGroups(NamedTuple):
@@ -61,13 +62,10 @@ def group_chunks(slot_ids: Int[Array, "chunks tokens places"], *, num_slots: int
     ids = slot_ids.reshape(slot_ids.shape[0], -1).astype(jnp.int32)
     by_chunk = jax.vmap(lambda x: _sort_by_slot(x, num_slots))
     at_once = functools.partial(_sort_chunks, num_slots=num_slots)
-    sorted_ids, order = jax.lax.platform_dependent(
-        ids,
-        cuda=by_chunk if ids.shape[0] * num_slots > 2**31 else at_once,
-        default=by_chunk,
-    )
+    fits = ids.shape[0] * num_slots <= 2**31
+    sort = by_platform(gpu=at_once if fits else by_chunk, default=by_chunk)
     groups = jax.vmap(lambda *x: _groups_of(*x, num_slots=num_slots))
-    return groups(slot_ids, sorted_ids, order)
+    return groups(slot_ids, *sort(ids))
 
 
 def _groups_of(
@@ -115,9 +113,8 @@ def reference_counts(groups: SlotGroups, counted: TokenWeights | SlotWeights) ->
     each slot of the table. With `counted [tokens, places]`, single references can be left out.
     """
     places = groups.rank.shape[1]
-    if counted.ndim == 1:
-        sums = jnp.cumsum(counted[groups.order // places])
-    else:
-        sums = jnp.cumsum(counted.reshape(-1)[groups.order])
+    by_token = counted.ndim == 1
+    ordered = counted[groups.order // places] if by_token else counted.reshape(-1)[groups.order]
+    sums = jnp.cumsum(ordered)
     sums = jnp.concatenate([jnp.zeros((1,), sums.dtype), sums])
     return jnp.diff(sums[groups.starts])[groups.rank]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from fwpkm_jax.cli.conversation_options import PLACES, ConversationOptions
 from fwpkm_jax.cli.options import parse_options
-from fwpkm_jax.compile_cache import compile_cache
 from fwpkm_jax.run.chat import Chat
+from fwpkm_jax.storage.compile_cache import compile_cache
 
 
 @dataclass(frozen=True, kw_only=True)

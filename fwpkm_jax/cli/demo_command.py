@@ -18,12 +18,12 @@ import numpy as np
 
 from fwpkm_jax.cli.options import parse_options
 from fwpkm_jax.command_line import visible
-from fwpkm_jax.compile_cache import compile_cache
 from fwpkm_jax.data import stream_documents
 from fwpkm_jax.interchange import read_folder
 from fwpkm_jax.run.chat import Chat
 from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.load import Run
+from fwpkm_jax.storage.compile_cache import compile_cache
 from fwpkm_jax.training.state import model_graph
 
 FOLDER = Path(__file__).parents[1] / "demo"

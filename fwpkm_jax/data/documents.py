@@ -71,36 +71,3 @@ def text_field(record: dict[str, Any], field: str, *, place: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f"{place}: field {field!r} is a {type(text).__name__}, not a text.")
     return text
-
-
-def read_documents(path, *, field):
-    from fwpkm_jax.data.streams.files import LocalFile
-    from fwpkm_jax.data.streams.formats import read_pieces
-    from fwpkm_jax.data.tokenizers import ByteTokenizer
-
-    class One(NamedTuple):
-        id: str
-        text: str
-
-    for piece in read_pieces(LocalFile(str(path), path), ByteTokenizer(), field=field):
-        yield One(piece.id, piece.content)
-
-
-def find_files(path):
-    from fwpkm_jax.data.streams.files import data_files
-
-    return [x.path for x in data_files(path)]
-
-
-def read_text(path):
-    from fwpkm_jax.data.streams.formats import read_text
-
-    return read_text(path)
-
-
-def refuse_pointer(path):
-    pass
-
-
-SUFFIXES = (".jsonl", ".txt", ".bin")
-PACKAGED = "package:"

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fwpkm_jax.data import AbstractDataConfig, TextData, load_tokenizer
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.record import Origin, Result, first_group, make_result
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
@@ -48,20 +49,29 @@ class Subject:
     """Where model and memory come from."""
     partition: Partition | None = None
     """The devices that share the work; None: one device."""
+    text_paths: tuple[str, ...] = ()
+    """Files or folders of text, one data set each, that evaluations of text read in place of the
+    run's validation text."""
+    fast_weight_dtype: FastWeightDtype = "float32"
+    """Precision of fast weights between calls of the model; bfloat16 rounds them after each, as the
+    authors' release does."""
 
     def __post_init__(self) -> None:
         check_literals(self)
 
     @property
     def text(self) -> TextData:
-        """The text of `data`; `choose_suite` guarantees that evaluations of text have one."""
+        """The text that evaluations read: that of `data`, or `text_paths` if given.
+
+        `choose_suite` guarantees that evaluations of text have one.
+        """
         text = None if self.data is None else self.data.text
         if text is None:
             raise ValueError(
                 f"data={type(self.data).__name__} has no text; evaluate a run on text, or give "
                 "the evaluation its texts."
             )
-        return text
+        return dataclasses.replace(text, valid_paths=self.text_paths) if self.text_paths else text
 
     @property
     def first_memory(self) -> Memory:

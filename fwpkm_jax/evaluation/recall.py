@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.core.chunks import map_own
+from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.data import make_dataset
 from fwpkm_jax.evaluation import recall_views as views
 from fwpkm_jax.evaluation.forecast import Forecast
@@ -27,6 +27,7 @@ from fwpkm_jax.evaluation.readers.devices import (
     model_on_devices,
     rows_on_devices,
 )
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import as_stored
 from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, not_finite
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
@@ -141,7 +142,7 @@ def _score_batches(
     memory = memory_on_devices(partition, subject.memory)
     answer = partial(_answer, graphdef, params, partition=partition)
     distances, right = [], {"writing": [], "frozen": []}
-    start = _share_out(memory, groups)
+    start = as_stored(_share_out(memory, groups), subject.fast_weight_dtype)
     carried = written = start
     length = 0
     for batch in itertools.islice(batches, config.batches):
@@ -160,7 +161,7 @@ def _score_batches(
             if not np.all(np.asarray(finite)[asked]):
                 raise not_finite(f"recall, {name}")
             right[name].append(np.asarray(correct)[asked])
-            written = after if write else written
+            written = as_stored(after, subject.fast_weight_dtype) if write else written
         if lifetime == "carried":
             carried = written
         if forecast is not None:
@@ -213,7 +214,7 @@ def _share_out(memory: Memory, groups: int) -> Memory:
             )
         return jnp.broadcast_to(leaf, (groups, *leaf.shape[1:]))
 
-    return map_own(share, memory)
+    return map_unshared(share, memory)
 
 
 def _edges(length: int, num_bins: int) -> np.ndarray:

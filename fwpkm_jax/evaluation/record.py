@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from fwpkm_jax.core.chunks import map_own
+from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.models.language_model import Memory
 from fwpkm_jax.whole_files import replacing, write_json
 
@@ -48,7 +48,7 @@ class Result(NamedTuple):
 
 def first_group(memory: Memory) -> Memory:
     """The memory of a checkpoint's first group, leaves `[1, ...]`."""
-    return map_own(lambda x: x[:1], memory)
+    return map_unshared(lambda x: x[:1], memory)
 
 
 def describe_resets(
@@ -89,8 +89,8 @@ def make_result(
     model = subject.model if outcome.model is None else outcome.model
     yarn, own_chunks = model.config.attention.yarn, model.config.fast_weight.chunk_size
     leaves = jax.tree.leaves(subject.memory)
-    # Without this option the memory keeps the checkpoint's precision.
-    dtype = getattr(config, "fast_weight_dtype", None) or (leaves and str(leaves[0].dtype))
+    rounded = subject.fast_weight_dtype == "bfloat16"
+    dtype = "bfloat16" if rounded else str(leaves[0].dtype) if leaves else None
     provenance = {
         "checkpoint": {
             "run": origin.run,

@@ -37,7 +37,10 @@ class _Evaluations(UserDict[str, Any]):
 EVALS = _Evaluations(_OURS)
 """Registered evaluations by name, in the order of registration."""
 
-OPTIONS_OF_ALL = ("run", "suite", "tasks", "step", "weights", "limit", "mesh", "plugins", "all")
+OPTIONS_OF_ALL = (
+    *("run", "suite", "data", "step", "weights", "limit", "fast_weight_dtype", "mesh"),
+    *("plugins", "all"),
+)
 """Names with a meaning of their own on the command line of `fwpkm eval`."""
 
 

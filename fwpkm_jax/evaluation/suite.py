@@ -58,6 +58,11 @@ def choose_suite(
         chosen = tuple(name for name in suiting if not _lacks(name, subject, configs or {}))
     else:
         chosen = tuple(names) or tuple(name for name in DEFAULT if name in suiting)
+    if subject.text_paths and not any(EVALS[name].data == "text" for name in chosen):
+        raise ValueError(
+            f"data={', '.join(subject.text_paths)}: {', '.join(chosen)} reads no text; leave it "
+            "out."
+        )
     for name in chosen:
         if EVALS[name].one_stream:
             check_one_stream(subject.partition, name)

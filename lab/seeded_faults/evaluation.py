@@ -38,8 +38,8 @@ FAULTS = (
     ),
     Fault(
         "documents: the rest of the queue is never written",
-        '    if queue == "document":\n        reader.write()\n',
-        '    if queue == "document":\n',
+        "    if not released:\n        reader.write()\n",
+        "    if not released:\n",
         _READERS,
     ),
     Fault(

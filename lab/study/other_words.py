@@ -116,7 +116,7 @@ def measure(directory: Path, options: Options) -> Iterator[dict[str, Any]]:
     subject = subject_of(run, name=str(directory))
     tokenizer = load_tokenizer(subject.text.tokenizer)
     config = NeedleConfig(haystack_words=(options.haystack_words,), samples=options.samples)
-    texts = list(texts_of(text_sources(subject.text, ()), tokenizer))
+    texts = list(texts_of(text_sources(subject.text), tokenizer))
     samples = take_samples(texts, config, words=options.haystack_words, seed=subject.seed)
     asked = [(name, options.readings) for name in WORDS] + [("of training", 0)]
     for name, readings in asked:

@@ -20,7 +20,7 @@ import logging
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,16 +130,17 @@ def sections(
 def evaluate(options: Options, directory: Path, text: Path) -> Row:
     """Losses of the unseen books by section, reading and way."""
     run = load_run(directory)
-    subject = subject_of(run, name=str(directory))
+    subject = replace(subject_of(run, name=str(directory)), text_paths=(str(text),))
     config = PerplexityConfig(
-        data=(str(text),), write="both" if run.memory else "off", memory_reset="document"
+        write="both" if run.memory else "off",
+        segment_length=subject.text.length,
+        memory_reset="document",
     )
     result = EVALS["ppl"].of_model(
         subject.model,
         subject.memory,
         config=config,
-        sources=text_sources(subject.text, config.data),
-        segment_length=subject.text.length,
+        sources=text_sources(subject.text),
     )
     document = result.arrays["document"]
     # The first byte of a document is no label, and behind its last one may be an end mark.

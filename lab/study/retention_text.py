@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,9 @@ def text_losses(
     Returns:
       `losses` in nats and `labels`, by document.
     """
-    config = PerplexityConfig(data=(str(path),), write="on")
-    sources = text_sources(data, config.data)
-    read = EVALS["ppl"].of_model(
-        model, memory, config=config, sources=sources, segment_length=data.length
-    )
+    config = PerplexityConfig(write="on", segment_length=data.length)
+    sources = text_sources(replace(data, valid_paths=(str(path),)))
+    read = EVALS["ppl"].of_model(model, memory, config=config, sources=sources)
     labels = np.bincount(read.arrays["document"])
     sums = np.bincount(read.arrays["document"], read.arrays["loss_writing"])
     return {"losses": np.round(sums / labels, 5).tolist(), "labels": labels.tolist()}

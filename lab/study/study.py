@@ -116,7 +116,7 @@ def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
     return {
         "ppl": (
             "ppl",
-            PerplexityConfig(data=(str(EXCERPTS),), write="both" if has_memory else "on"),
+            PerplexityConfig(write="both" if has_memory else "on"),
         ),
         **{
             label: ("needle", options)
@@ -171,13 +171,13 @@ def _frozen_needles(*, samples: int) -> NeedleConfig:
 
 def _controls() -> dict[str, tuple[str, Any]]:
     """More of models with FwPKM: a memory that is reset, no reads, needles in other words."""
-    text, (short, long, _) = (str(EXCERPTS),), HAYSTACKS.values()
+    short, long, _ = HAYSTACKS.values()
     near = NeedleConfig(
         haystack_words=(short,), samples=100, readings=(1, 4), reset_memory_between_samples=True
     )
     return {
-        "ppl_reset": ("ppl", PerplexityConfig(data=text, write="on", memory_reset="document")),
-        ABLATED: ("ppl", PerplexityConfig(data=text, write="off")),
+        "ppl_reset": ("ppl", PerplexityConfig(write="on", memory_reset="document")),
+        ABLATED: ("ppl", PerplexityConfig(write="off")),
         "needle_reset": ("needle", near),
         "needle_8x_reset": ("needle", replace(near, haystack_words=(long,), samples=120)),
         OTHER: ("needle", NeedleConfig(sample_files=(), samples=100, readings=(1, 4))),
@@ -232,6 +232,8 @@ def make_run(name: str, seed: int, only: Sequence[str] = ()) -> dict[str, Any]:
             continue
         began = time.monotonic()
         one, options = _prepared(subject, label, options, results)
+        if evaluation == "ppl":
+            one = replace(one, text_paths=(str(EXCERPTS),))
         run_suite(one, (evaluation,), directory=results, configs={evaluation: options})
         print(f"{directory} {label}: {time.monotonic() - began:.0f} s", flush=True)
     line = {"run": f"{name}:{seed}", "train_loss": round(trained_loss(directory), 5)}

@@ -28,7 +28,7 @@ from flax import nnx
 from fwpkm_jax.data import RecallData, TextData
 from fwpkm_jax.evaluation import EVALS, Subject, recall
 from fwpkm_jax.evaluation.readers.devices import memory_on_devices, model_on_devices
-from fwpkm_jax.evaluation.readers.documents import read_document
+from fwpkm_jax.evaluation.readers.document_reader import read_document
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, write_rows
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
@@ -177,15 +177,15 @@ def evaluation_results(name: str, model: Any, memory: Any, partition: Partition 
 
 _NEEDLE = {"haystack_words": (10,), "samples": 2, "readings": (2,), "piece_length": 8}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "ppl": {"segment_length": 18, "max_tokens": 60, "window_segments": 1},
+    "ppl": {"segment_length": 18, "max_tokens": 60},
     "needle": _NEEDLE,
-    "trace": _NEEDLE,
+    "trace": {"haystack_words": 10, "samples": 2, "readings": 2},
     "longbench": {
         **{"data": "FOLDER", "tasks": ("musique",), "max_tokens": 400},
         **{"yarn_factor": None, "piece_length": 8},
     },
     "gate_map": {"tokens": 42, "chunk_size": 8},
-    "gates": {"batch_size": 2, "length": 15, "max_batches": 2},
+    "gates": {"batch_size": 2, "max_batches": 2},
     "continual": {"domains": ("FOLDER/one", "FOLDER/two"), "batch_size": 2, "max_batches": 2},
     "recall": {"batch_size": 2, "batches": 2, "num_bins": 2},
 }

@@ -27,9 +27,8 @@ def test_both_kinds_together_are_what_perplexity_scores(run):
     whole = EVALS["ppl"].of_model(
         subject.model,
         subject.memory,
-        config=PerplexityConfig(),
+        config=PerplexityConfig(segment_length=subject.text.length),
         sources=sources,
-        segment_length=subject.text.length,
     )
     for name in ("writing", "frozen"):
         ours, theirs = (one.arrays[f"loss_{name}"] for one in (result, whole))

@@ -107,7 +107,7 @@ def source_class(name: str) -> type[AbstractSource]:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     try:
-        name = arguments[0] if arguments else "--help"
+        name, *others = arguments or ["--help"]
         if name in ("-h", "--help"):
             print(f"usage: {_PROGRAM} SOURCE --input PATH --out PATH [options]\n\nsources:")
             for name in SOURCES:
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
         if name not in SOURCES:
             raise ValueError(f"{name!r} is none of {', '.join(SOURCES)}{nearest(name, SOURCES)}.")
         command: AbstractSource = read_options(
-            source_class(name), arguments[1:], program=f"{_PROGRAM} {name}"
+            source_class(name), others, program=f"{_PROGRAM} {name}"
         )
         for out, source, max_characters in command.jobs():
             prepare(

@@ -17,10 +17,13 @@ from fwpkm_jax.evaluation.harness import harness_views as views
 from fwpkm_jax.evaluation.harness.local_data import file_of, with_local_data
 from fwpkm_jax.evaluation.harness.options import HarnessConfig
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, passes_of
+from fwpkm_jax.evaluation.reconfigure import with_yarn
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import sha256
-from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.literals import nearest
+
+_RESAMPLES = 1000
+"""For the standard errors of scores that have no formula."""
 
 
 def evaluate(
@@ -44,8 +47,13 @@ def evaluate(
     """
     if subject.partition is not None:
         raise ValueError("lm_eval reads its texts on one device; leave out --mesh.")
+    if subject.fast_weight_dtype != "float32":
+        raise ValueError(
+            f"fast_weight_dtype={subject.fast_weight_dtype!r}: lm_eval keeps memories as they are; "
+            "leave it out."
+        )
     if not config.tasks:
-        raise ValueError("tasks=(): name tasks of the harness, as in --tasks lambada_openai.")
+        raise ValueError("tasks=(): name tasks, as in --lm_eval.tasks lambada_openai.")
     adapter = importlib.import_module("fwpkm_jax.evaluation.harness.adapter")
     if adapter.MISSING is not None:
         raise ImportError(adapter.INSTALL) from adapter.MISSING
@@ -122,7 +130,7 @@ def _run(model: Any, manager: Any, config: HarnessConfig, tasks: Sequence[str]) 
             tasks=list(tasks),
             num_fewshot=config.num_fewshot,
             limit=config.max_documents,
-            bootstrap_iters=config.bootstrap_iters,
+            bootstrap_iters=_RESAMPLES,
             log_samples=False,
             task_manager=manager,
         )

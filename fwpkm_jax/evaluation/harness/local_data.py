@@ -32,7 +32,7 @@ def with_local_data(
     found = dict(zip(config.tasks, config.tasks, strict=True))
     for task, path in config.local_files.items():
         if task not in found or not getattr(index.get(task), "yaml_path", None):
-            raise ValueError(f"data: {task!r} is no single task among --tasks; name it there.")
+            raise ValueError(f"data: {task!r} is no single task of lm_eval.tasks; name it there.")
         path = file_of(task, path)
         if task.startswith(_LONGBENCH):
             path = _published(path, task.removeprefix(_LONGBENCH), folder / f"{task}.jsonl")

@@ -6,9 +6,11 @@ import importlib
 import itertools
 from typing import Any
 
-from fwpkm_jax.data.documents import find_files, read_documents
+from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.data.sample import TRAIN
+from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.needle.samples import SampleSettings, build_samples
+from fwpkm_jax.evaluation.sources import text_sources
 
 
 def samples(
@@ -24,8 +26,8 @@ def samples(
     """
     del metadata
     datasets = importlib.import_module("datasets")  # The harness', which calls this.
-    (books,) = find_files(TRAIN)
-    texts = ((one.id, one.text) for one in read_documents(books, field="text"))
+    books = text_sources(TextData(train_paths=(TRAIN,), valid_paths=(TRAIN,), tokenizer="bytes"))
+    texts = texts_of(books, load_tokenizer("bytes"))
     built = build_samples(texts, SampleSettings(), words=words, seed=seed)
     fields = ("haystack", "question", "answer")
     rows = [{f: getattr(one, f) for f in fields} for one in itertools.islice(built, samples)]

@@ -46,13 +46,11 @@ class HarnessConfig(ReadingOptions):
     for tokenizers that add it (Llama's)."""
     max_documents: int | None = None
     """Documents of each task at most."""
-    bootstrap_iters: int = 100_000
-    """Resamples for the standard errors of scores that have no formula; 0: no standard errors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, 1, "max_documents", "yarn_original_length")
-        check_least(self, 0, "num_fewshot", "bootstrap_iters")
+        check_least(self, 0, "num_fewshot")
         check_least(self, 2, "max_length")
         if self.question_from == "":
             raise ValueError("question_from='' begins no question; give its first words.")

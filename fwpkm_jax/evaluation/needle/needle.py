@@ -18,9 +18,9 @@ from fwpkm_jax.evaluation.needle.files import read_samples, texts_of
 from fwpkm_jax.evaluation.needle.reading import answer_each, encode_prompt, open_reader
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.needle.scores import score_answers
+from fwpkm_jax.evaluation.reconfigure import with_yarn
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import file_hashes, files_of, missing_text, text_sources
-from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.config import ModelConfig, mixer_memory
 
 
@@ -52,10 +52,10 @@ def evaluate(
     tokenizer = load_tokenizer(subject.text.tokenizer) if tokenizer is None else tokenizer
     files = files_of(file_hashes(path) for path in config.sample_files)
     if texts is None and not config.sample_files:
-        sources = text_sources(subject.text, config.data)
+        sources = text_sources(subject.text)
         files = files_of(source.files for source in sources)
         texts = partial(texts_of, sources, tokenizer)
-    stretched, runs = model, []
+    stretched, runs, scored = model, [], 0
     forecast = Forecast("needle", total=_words_to_read(config), unit="words")
     for words, sample_seed, samples in _each_length(config, texts, subject.seed):
         # A text may give fewer samples than requested.
@@ -63,14 +63,8 @@ def evaluate(
         factor = config.factor(words)
         stretched = with_yarn(model, factor=factor, original_length=config.yarn_original_length)
         prompts = [encode_prompt(sample, tokenizer) for sample in samples]
-        reader = open_reader(
-            stretched,
-            subject.first_memory,
-            prompts,
-            config,
-            tokenizer,
-            partition=subject.partition,
-        )
+        scored += len(config.readings) * sum(prompt.digits for prompt in prompts)
+        reader = open_reader(stretched, subject, prompts, config, tokenizer)
         for readings in config.readings:
             answers = []
             for answer in answer_each(reader, prompts, tokenizer, config, readings=readings):
@@ -89,7 +83,7 @@ def evaluate(
     until = "sample" if config.reset_memory_between_samples else "never"
     return Outcome(
         numbers={"runs": runs},
-        scored_tokens=config.value_digits * sum(run["exact"]["answers"] for run in runs),
+        scored_tokens=scored,
         files=files,
         mode=config.mode,
         resets=describe_resets(
@@ -150,7 +144,7 @@ def _missing(subject: Subject, config: NeedleConfig) -> str | None:
     absent = [path for path in config.sample_files if not Path(path).is_file()]
     if absent:
         return f"the file {absent[0]}"
-    return None if config.sample_files else missing_text(subject.text, config.data)
+    return None if config.sample_files else missing_text(subject.text)
 
 
 NEEDLE = Evaluation(

@@ -45,7 +45,8 @@ def table(record: Record) -> str:
         for run in record["results"]["runs"]
     ]
     header = ["words", "tokens", "YaRN", "readings", "samples", "exact match"]
-    header += [f"digits of {config['value_digits']}", "any needle"]
+    digits = len(record["results"]["runs"][0]["samples"][0]["expected"])
+    header += [f"digits of {digits}", "any needle"]
     title = f"Needle in a haystack (mode {config['mode']}, memory {memory}"
     title += ")" if config["write"] else ", writing disabled)"
     return f"{title}\n{format_table(header, rows)}\ntokens per write: {provenance['chunk_size']}"

@@ -5,7 +5,6 @@ References: Zhao and Jones 2026, arXiv:2601.00671, section 4.5, Figure 6.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +18,11 @@ from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.option_checks import check_least
-from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.readers.finite import require_finite
 from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import files_of
-from fwpkm_jax.literals import check_literals
 from fwpkm_jax.paper.evaluation import continual_views as views
 from fwpkm_jax.paper.evaluation.domains import Domain, Part, read_domains
 
@@ -42,21 +39,15 @@ class ContinualConfig:
     batch_size: int = 8
     """Rows per batch, which write into one memory; incomplete batches are left out, also in
     evaluation."""
-    length: int | None = None
-    """Tokens of a row. None: the run's training length."""
     chunk_size: int | None = None
     """Tokens per write. None: the model's."""
     max_batches: int | None = None
     """Batches read of each part of each domain at most."""
     max_eval_batches: int | None = None
     """Batches evaluated of each domain at most. None: as max_batches."""
-    fast_weight_dtype: FastWeightDtype = "float32"
-    """Memory precision between batches; bfloat16 rounds it after each, as the release does."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
-        check_least(self, 1, "batch_size", "length", "chunk_size")
-        check_least(self, 1, "max_batches", "max_eval_batches")
+        check_least(self, 1, "batch_size", "chunk_size", "max_batches", "max_eval_batches")
 
 
 def evaluate(
@@ -84,8 +75,7 @@ def evaluate(
       ValueError: a part holds no full batch.
     """
     if domains is None:
-        data = dataclasses.replace(subject.text, length=config.length or subject.text.length)
-        domains = read_domains(config.domains, data)
+        domains = read_domains(config.domains, subject.text)
     # Checked first, because reading may take hours.
     adapted = [_whole_batches(one.name, one.adapt, config, config.max_batches) for one in domains]
     limits = config.max_batches, config.max_eval_batches
@@ -99,7 +89,7 @@ def evaluate(
     reader = RowReader(
         with_chunk_size(subject.model, config.chunk_size),
         subject.first_memory,
-        fast_weight_dtype=config.fast_weight_dtype,
+        fast_weight_dtype=subject.fast_weight_dtype,
         partition=subject.partition,
     )
     batches = partial(row_batches, batch_size=config.batch_size, keep_last=False)
@@ -171,7 +161,7 @@ def _whole_batches(
     if len(part.indices) < size:
         raise ValueError(
             f"A part of {domain} holds {len(part.indices)} rows, less than one batch of {size}; "
-            "give more text or lower batch_size or length."
+            "give more text or lower batch_size."
         )
     limits = [limit for limit in most_batches if limit is not None]
     return part._replace(indices=part.indices[: size * min([len(part.indices) // size, *limits])])

@@ -25,8 +25,6 @@ from fwpkm_jax.paper.evaluation.token_texts import token_texts
 class GateMapConfig:
     """Gates along a text."""
 
-    data: tuple[str, ...] = ()
-    """Files or folders of text. Empty: the run's validation text."""
     document: int = 0
     """Index of the document to read, counted from 0 over all texts."""
     tokens: int = 1000
@@ -71,7 +69,7 @@ def evaluate(
         raise ValueError("The model has no memory layer (memory_layers=()), so it has no gates.")
     files: dict[str, str] = {}
     if tokens is None:
-        sources = text_sources(subject.text, config.data)
+        sources = text_sources(subject.text)
         files = files_of(source.files for source in sources)
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
         document = next(itertools.islice(documents, config.document, None), None)
@@ -90,6 +88,7 @@ def evaluate(
         write=config.write,
         piece_length=len(tokens) - 1,
         chunk_size=config.chunk_size,
+        fast_weight_dtype=subject.fast_weight_dtype,
         partition=subject.partition,
     )
     losses, gates, _ = reader.read(tokens[:-1], tokens[1:]).fetch()
@@ -114,7 +113,7 @@ def evaluate(
 def _missing(subject: Subject, config: GateMapConfig) -> str | None:
     if not subject.model.config.memory_layers:
         return "a memory layer"
-    return missing_text(subject.text, config.data)
+    return missing_text(subject.text)
 
 
 GATE_MAP = Evaluation(

@@ -5,7 +5,6 @@ References: Zhao and Jones 2026, arXiv:2601.00671, Figure 3.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,38 +17,29 @@ from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.option_checks import check_least
-from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import files_of, missing_text, read_rows, text_sources
-from fwpkm_jax.literals import check_literals
 from fwpkm_jax.paper.evaluation import gates_views as views
+
+_BINS = 10
+"""Equal bins of the gate between 0 and 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatesConfig:
     """Gate histograms."""
 
-    data: tuple[str, ...] = ()
-    """Files or folders of text, one data set each, read in this order without resetting the memory
-    between them. Empty: the run's validation text."""
     batch_size: int = 16
     """Rows per batch, which write into one memory; a data set's last batch may be smaller."""
-    length: int | None = None
-    """Tokens of a row. None: the run's training length."""
     chunk_size: int | None = None
     """Tokens per write. None: the model's."""
-    bins: int = 10
-    """Equal bins of the gate between 0 and 1."""
     max_batches: int | None = None
     """Batches read of each data set at most."""
-    fast_weight_dtype: FastWeightDtype = "float32"
-    """Memory precision between batches; bfloat16 rounds it after each, as the release does."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
-        check_least(self, 1, "batch_size", "length", "chunk_size", "bins", "max_batches")
+        check_least(self, 1, "batch_size", "chunk_size", "max_batches")
 
 
 def evaluate(
@@ -78,23 +68,22 @@ def evaluate(
         raise ValueError("The model has no memory layer (memory_layers=()), so it has no gates.")
     files: dict[str, str] = {}
     if sources is None:
-        data = dataclasses.replace(subject.text, length=config.length or subject.text.length)
-        texts = text_sources(data, config.data)
+        texts = text_sources(subject.text)
         files = files_of(text.files for text in texts)
-        sources = {text.name: read_rows(text.name, data) for text in texts}
+        sources = {text.name: read_rows(text.name, subject.text) for text in texts}
     model = with_chunk_size(subject.model, config.chunk_size)
     began = time.monotonic()
     reader = RowReader(
         model,
         subject.first_memory,
-        fast_weight_dtype=config.fast_weight_dtype,
+        fast_weight_dtype=subject.fast_weight_dtype,
         partition=subject.partition,
     )
     found: dict[str, dict[str, _Histogram]] = {}
     total = sum(len(_chosen(rows, config)) for rows in sources.values())
     forecast = Forecast("gates", total=total, unit="rows")
     for name, rows in sources.items():
-        found[name] = {layer: _Histogram(config.bins) for layer in reader.memory}
+        found[name] = {layer: _Histogram(_BINS) for layer in reader.memory}
         for batch in row_batches(
             rows, _chosen(rows, config), batch_size=config.batch_size, keep_last=True
         ):
@@ -105,7 +94,7 @@ def evaluate(
     fast_weight = model.config.fast_weight
     return Outcome(
         numbers={
-            "bins": np.linspace(0, 1, config.bins + 1).tolist(),
+            "bins": np.linspace(0, 1, _BINS + 1).tolist(),
             "tokens": tokens,
             "gates": {
                 name: {layer: one.describe() for layer, one in by_layer.items()}
@@ -148,7 +137,7 @@ def _chosen(rows: PackedRows, config: GatesConfig) -> range:
 def _missing(subject: Subject, config: GatesConfig) -> str | None:
     if not subject.memory:
         return "a memory layer"
-    return missing_text(subject.text, config.data)
+    return missing_text(subject.text)
 
 
 GATES = Evaluation(

@@ -21,12 +21,12 @@ from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Passes, Subject, passes_of
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.option_checks import check_least
-from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import as_stored
 from fwpkm_jax.evaluation.readers.finite import require_finite
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
+from fwpkm_jax.evaluation.reconfigure import with_yarn
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import sha256
-from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.config import mixer_memory
@@ -56,8 +56,6 @@ class LongBenchConfig:
     """YaRN's factor for rotary positions, in every sample. None: positions as trained."""
     yarn_original_length: int = 1024
     """YaRN's original context length; the release uses 1024 although it trained on 4096."""
-    fast_weight_dtype: FastWeightDtype = "float32"
-    """Memory precision between samples; bfloat16 rounds it after each, as the release does."""
     piece_length: int = 512
     """Tokens read per call; limits the device memory needed and does not change results."""
 
@@ -233,7 +231,7 @@ def _read_task(
     write: bool,
 ) -> list[np.ndarray]:
     """Each sample's losses in nats, `[answer tokens]`."""
-    memory = start = as_stored(subject.first_memory, config.fast_weight_dtype)
+    memory = start = as_stored(subject.first_memory, subject.fast_weight_dtype)
     losses = []
     for sample in samples:
         loss, memory = read_sample(
@@ -244,7 +242,7 @@ def _read_task(
             write=write,
             partition=subject.partition,
         )
-        memory = as_stored(memory, config.fast_weight_dtype)
+        memory = as_stored(memory, subject.fast_weight_dtype)
         if config.memory_reset == "sample":
             memory = start
         losses.append(loss)

@@ -21,9 +21,10 @@ from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.needle.reading import answer_each, encode_prompt, open_reader
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.readers.tracing_reader import SlotRead, TracingReader
+from fwpkm_jax.evaluation.reconfigure import with_yarn
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import files_of, missing_text, text_sources
-from fwpkm_jax.evaluation.yarn import with_yarn
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.paper.evaluation import trace_views as views
 from fwpkm_jax.paper.evaluation.token_texts import token_texts
 
@@ -31,27 +32,29 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceConfig(NeedleConfig):
-    """Slot trace of an answer; needles have one length and one number of readings."""
+class TraceConfig:
+    """Slot trace of an answer to a needle question, as in needle's mode paper."""
 
-    readings: tuple[int, ...] = (4,)
-    """How often the haystack is read before the answer; one number."""
+    haystack_words: int = 4000
+    """Whitespace words of a haystack."""
+    readings: int = 4
+    """How often the haystack is read before the answer."""
+    samples: int = 500
+    """Samples tried at most until one is answered correctly."""
     otherwise: Literal["best", "fail"] = "best"
     """What to do if no sample is answered correctly. best: shows the answer with the most correct
     digits, and the page says so. fail: raises an error."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("haystack_words", "readings"):
-            if len(getattr(self, name)) != 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be one number for a trace.")
-        if self.chunk_size != "text" or self.sample_files:
-            raise ValueError(
-                f"chunk_size={self.chunk_size!r} and sample_files={self.sample_files} do not suit "
-                "a trace, which writes whole readings of samples made here; leave both out."
-            )
-        if not self.write:
-            raise ValueError("write=False leaves nothing to trace; needle evaluates such memories.")
+        check_literals(self)
+        _ = self.needles  # Checked here.
+
+    @property
+    def needles(self) -> NeedleConfig:
+        """The needle evaluation that is traced."""
+        return NeedleConfig(
+            haystack_words=(self.haystack_words,), readings=(self.readings,), samples=self.samples
+        )
 
 
 def evaluate(
@@ -82,29 +85,26 @@ def evaluate(
       ValueError: the model's memories have no slots, the texts give no sample, the answer is not
         one token per digit, or no sample is answered and `otherwise` is "fail".
     """
-    model, (words,) = subject.model, config.haystack_words
+    model, needles, words = subject.model, config.needles, config.haystack_words
     rule = model.config.fast_weight.rule
     if not model.config.memory_layers or rule.num_slots is None:
         raise ValueError("The model has no fast-weight memory with slots to trace.")
     tokenizer = load_tokenizer(subject.text.tokenizer) if tokenizer is None else tokenizer
     files: dict[str, str] = {}
     if texts is None:
-        sources = text_sources(subject.text, config.data)
+        sources = text_sources(subject.text)
         files = files_of(source.files for source in sources)
         texts = partial(texts_of, sources, tokenizer)
     model = with_yarn(
-        model, factor=config.factor(words), original_length=config.yarn_original_length
+        model, factor=needles.factor(words), original_length=needles.yarn_original_length
     )
-    samples = take_samples(texts(), config, words=words, seed=subject.seed)
+    samples = take_samples(texts(), needles, words=words, seed=subject.seed)
     prompts = [encode_prompt(sample, tokenizer) for sample in samples]
-    stream = open_reader(
-        model, subject.first_memory, prompts, config, tokenizer, partition=subject.partition
-    )
-    reader = TracingReader(stream, rule)
+    reader = TracingReader(open_reader(model, subject, prompts, needles, tokenizer), rule)
     best: dict[str, Any] = {"right": -1}
     arrays: dict[str, np.ndarray] = {}
     tried = 0
-    answers = answer_each(reader, prompts, tokenizer, config, readings=config.readings[0])
+    answers = answer_each(reader, prompts, tokenizer, needles, readings=config.readings)
     forecast = Forecast("trace", total=len(samples), unit="samples at most")
     for sample, answer in zip(samples, answers, strict=False):
         tried += 1
@@ -120,7 +120,6 @@ def evaluate(
         if config.otherwise == "fail":
             raise ValueError(f"{told} Read more samples, or set otherwise=best to see that one.")
         logger.warning(told)
-    until = "sample" if config.reset_memory_between_samples else "never"
     return Outcome(
         numbers={
             "tried": tried,
@@ -128,11 +127,13 @@ def evaluate(
             "gate_mixes": model.config.fast_weight.gate_in_output,
             **best,
         },
-        scored_tokens=config.value_digits * tried,
+        scored_tokens=sum(prompt.digits for prompt in prompts[:tried]),
         arrays=arrays,
         files=files,
-        mode=config.mode,
-        resets=describe_resets(subject.memory, fast_weights=until, queue=until, caches="reading"),
+        mode=needles.mode,
+        resets=describe_resets(
+            subject.memory, fast_weights="never", queue="never", caches="reading"
+        ),
         chunk_size="one write per reading, all waiting tokens",
         model=model,
     )
@@ -230,7 +231,7 @@ def _missing(subject: Subject, config: TraceConfig) -> str | None:
     has_slots = subject.model.config.fast_weight.rule.num_slots is not None
     if not subject.model.config.memory_layers or not has_slots:
         return "a fast-weight memory with slots"
-    return missing_text(subject.text, config.data)
+    return missing_text(subject.text)
 
 
 TRACE = Evaluation(

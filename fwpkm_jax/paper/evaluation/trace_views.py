@@ -51,7 +51,7 @@ def plot(record: Record, directory: Path) -> list[Path]:
     """Writes `trace.html`: for each token of the answer, the slots read and their contents."""
     results, config = record["results"], record["config"]
     sample = results["sample"]
-    readings, digits = config["readings"][0], len(results["tokens"])
+    readings, digits = config["readings"], len(results["tokens"])
     kind = "right" if results["exact"] else "wrong"
     others = "; ".join(sample["other_needles"]) or "none"
     body = [

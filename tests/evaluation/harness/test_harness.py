@@ -90,9 +90,9 @@ def run(tmp_path_factory, model, memory):
 @pytest.mark.filterwarnings("ignore")
 def test_the_command_reports_every_task_in_both_passes(run, capsys, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    options = {"include_path": run.parent / "tasks", "bootstrap_iters": 0, "batch_size": 2}
+    options = {"include_path": run.parent / "tasks", "batch_size": 2}
     given = [word for key, x in options.items() for word in (f"--lm_eval.{key}", str(x))]
-    words = ["--suite", "lm_eval", "--tasks", *TASKS]
+    words = ["--suite", "lm_eval", "--lm_eval.tasks", *TASKS]
     assert main([str(run), *words, "--limit", "2", *given]) == 0
     record = json.loads((run / "results" / "lm_eval.json").read_text())
     results = record["results"]
@@ -106,9 +106,9 @@ def test_the_command_reports_every_task_in_both_passes(run, capsys, monkeypatch)
     assert bits[0] != bits[1]
     assert record["provenance"]["scored_tokens"] > 20
     assert record["provenance"]["resets"]["memory"] == "request"
-    assert main([str(run), "--suite", "lm_eval", "--tasks", "arc_eazy", *given]) == 2
+    assert main([str(run), "--suite", "lm_eval", "--lm_eval.tasks", "arc_eazy", *given]) == 2
     assert "nearest name is arc_easy. Tasks of your own" in capsys.readouterr().err
-    assert main([str(run), "--suite", "lm_eval", "--tasks", "none.yaml", *given]) == 2
+    assert main([str(run), "--suite", "lm_eval", "--lm_eval.tasks", "none.yaml", *given]) == 2
     assert "there is no file none.yaml" in capsys.readouterr().err
 
 
@@ -135,8 +135,8 @@ def test_the_pages_commands_are_understood():
     for line in lines:
         options = parse(shlex.split(line)[2:])
         assert options.suite == ("lm_eval",)
-        assert set(options.lm_eval.local_files) <= set(options.tasks)
-        tasks |= set(options.tasks)
+        assert set(options.lm_eval.local_files) <= set(options.lm_eval.tasks)
+        tasks |= set(options.lm_eval.tasks)
     assert {"lambada_openai", "longbench_hotpotqa", "babilong_qa1", "vt", "fwpkm_needles"} <= tasks
 
 
@@ -263,8 +263,8 @@ def test_documents_of_a_task_come_from_local_files(run, monkeypatch, tmp_path, c
         "generate_until",
         lambda self, requests, *more: asked.extend(requests) or generate(self, requests, *more),
     )
-    words = ("--tasks", "lambada_openai", "longbench_hotpotqa", "--lm_eval.data", *data)
-    record = results_of(run, *words, "--lm_eval.bootstrap_iters", 0, "--limit", 2)
+    words = ("--lm_eval.tasks", "lambada_openai", "longbench_hotpotqa", "--lm_eval.data", *data)
+    record = results_of(run, *words, "--limit", 2)
     found = record["results"]["writing"]
     assert {task: one["documents"] for task, one in found.items()} == {
         "lambada_openai": 2,
@@ -278,9 +278,9 @@ def test_documents_of_a_task_come_from_local_files(run, monkeypatch, tmp_path, c
     }
     assert "A report about towers.\n" in asked[0].args[0]
     assert asked[0].args[0].endswith("Question: How many?\nAnswer:")
-    words = ["--suite", "lm_eval", "--tasks", "arc_easy", "--lm_eval.data", data[0]]
+    words = ["--suite", "lm_eval", "--lm_eval.tasks", "arc_easy", "--lm_eval.data", data[0]]
     assert main([str(run), *words]) == 2
-    assert "'lambada_openai' is no single task among --tasks" in capsys.readouterr().err
+    assert "'lambada_openai' is no single task of lm_eval.tasks" in capsys.readouterr().err
     words[3:] = ["lambada_openai", "--lm_eval.data", "lambada_openai=none.jsonl"]
     assert main([str(run), *words]) == 2
     assert "none.jsonl for lambada_openai" in capsys.readouterr().err
@@ -294,7 +294,7 @@ def test_samples_are_generated_without_a_connection(run, monkeypatch):
     """Needles of this package, asked with the books out of attention's reach."""
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     metadata = json.dumps({"words": 40, "samples": 3, "seed": 5})
-    words = ("--tasks", "fwpkm_needles", "--lm_eval.metadata", metadata)
+    words = ("--lm_eval.tasks", "fwpkm_needles", "--lm_eval.metadata", metadata)
     hidden = ("--lm_eval.question_from", " The secret number for", "--lm_eval.attention")
     record = results_of(run, *words, *hidden, "question", "--lm_eval.readings", 2)
     for name in ("writing", "frozen"):
@@ -318,7 +318,7 @@ def test_rulers_samples_are_as_long_as_the_metadata_say(run, monkeypatch, tmp_pa
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     write_tokenizer(tmp_path)
     metadata = json.dumps({"max_seq_lengths": [1024], "tokenizer": str(tmp_path)})
-    words = ("--tasks", "niah_single_1", "--limit", 1, "--lm_eval.bootstrap_iters", 0)
+    words = ("--lm_eval.tasks", "niah_single_1", "--limit", 1)
     record = results_of(run, *words, "--lm_eval.metadata", metadata)
     found = record["results"]["writing"]["niah_single_1"]
     assert "1024" in [x["metric"] for x in found["metrics"]]
@@ -329,7 +329,7 @@ def test_what_is_missing_is_said(model, memory, monkeypatch, tmp_path):
     data = TextData(train_paths=("none.txt",))
     subject = Subject(model=model, memory=memory, data=data)
     evaluate = EVALS["lm_eval"].evaluate
-    with pytest.raises(ValueError, match=r"tasks=\(\): name tasks of the harness"):
+    with pytest.raises(ValueError, match=r"tasks=\(\): name tasks, as in --lm_eval.tasks"):
         evaluate(subject, HarnessConfig())
     for options, message in (
         ({"max_length": 1}, "max_length=1 must be at least 2"),

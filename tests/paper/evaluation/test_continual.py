@@ -10,13 +10,14 @@ import optax
 import pytest
 from flax import nnx
 
-from fwpkm_jax.data import TextData, cut_rows, write_token_file
+from fwpkm_jax.data import TextData
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import as_stored
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.paper.evaluation import continual_views as views
 from fwpkm_jax.paper.evaluation.continual import CONTINUAL, ContinualConfig
 from fwpkm_jax.paper.evaluation.domains import Domain, Part, read_domains
+from tests.data.plain_writer import cut_rows, write_token_file
 from tests.evaluation.conftest import tiny_model_config
 
 LENGTH, BATCH = 20, 2  # Chunks of 8: two full ones and a short one.
@@ -130,7 +131,12 @@ def test_limits_bound_both_parts(model, memory, result):
 
 @pytest.mark.thorough
 def test_fast_weights_may_be_rounded_after_every_batch(model, memory, result):
-    rounded = evaluate(model, memory, fast_weight_dtype="bfloat16")
+    rounded = CONTINUAL.of_model(
+        *(model, memory),
+        config=ContinualConfig(batch_size=BATCH),
+        domains=DOMAINS,
+        fast_weight_dtype="bfloat16",
+    )
     assert rounded.record["provenance"]["fast_weight_dtype"] == "bfloat16"
     assert result.record["provenance"]["fast_weight_dtype"] == "float32"
     difference = np.abs(rounded.arrays["loss_law"] - result.arrays["loss_law"])
@@ -193,7 +199,7 @@ def test_wrong_domains_are_refused(data, tmp_path):
         read_domains([folder], data)
 
 
-@pytest.mark.parametrize("field", ["batch_size", "length", "max_batches"])
+@pytest.mark.parametrize("field", ["batch_size", "chunk_size", "max_batches"])
 def test_options_below_1_are_refused(field):
     with pytest.raises(ValueError, match=f"{field}=0"):
         ContinualConfig(**{field: 0})

@@ -97,7 +97,7 @@ def test_a_model_without_gates_is_refused_and_skipped():
     assert GATES.missing(subject, GatesConfig()) == "a memory layer"
 
 
-@pytest.mark.parametrize("field", ["batch_size", "bins", "chunk_size"])
+@pytest.mark.parametrize("field", ["batch_size", "max_batches", "chunk_size"])
 def test_options_below_1_are_refused(field):
     with pytest.raises(ValueError, match=f"{field}=0"):
         GatesConfig(**{field: 0})

@@ -182,7 +182,10 @@ def test_the_memory_may_start_anew_in_every_sample(model, memory, result):
 
 
 def test_fast_weights_may_be_rounded_between_samples(model, memory, result):
-    rounded = evaluate(model, memory, SAMPLES, write="on", fast_weight_dtype="bfloat16")
+    config = LongBenchConfig(piece_length=PIECE, yarn_factor=None, write="on")
+    rounded = LONGBENCH.of_model(
+        *(model, memory), config=config, samples=SAMPLES, fast_weight_dtype="bfloat16"
+    )
     assert rounded.record["provenance"]["fast_weight_dtype"] == "bfloat16"
     difference = np.abs(rounded.arrays["loss_writing"] - result.arrays["loss_writing"])
     assert 1e-6 < np.max(difference) < 0.1

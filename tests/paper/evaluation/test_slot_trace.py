@@ -16,7 +16,7 @@ from fwpkm_jax.paper.evaluation.trace import TRACE, TraceConfig, describe_slot
 
 BYTES = load_tokenizer("bytes")
 TEXT = " ".join(f"<w{i}>" for i in range(40))
-CONFIG = TraceConfig(haystack_words=(10,), samples=3, readings=(2,), piece_length=4)
+CONFIG = TraceConfig(haystack_words=10, samples=3, readings=2)
 
 
 def test_a_slot_keeps_its_latest_writer_and_its_surroundings():
@@ -91,7 +91,7 @@ def test_the_log_names_the_slots_that_a_write_changes(model, memory):
 @pytest.fixture
 def second_is_right(monkeypatch):
     """Answers of a model that is told them: the second is right."""
-    samples = take_samples([("book", TEXT)], CONFIG, words=10, seed=0)
+    samples = take_samples([("book", TEXT)], CONFIG.needles, words=10, seed=0)
     told = iter("ab" + samples[0].answer[2:] + samples[1].answer)
     decide = StreamReader.next_token
 
@@ -163,9 +163,9 @@ def test_without_a_right_answer_the_best_is_shown_or_refused(model, memory, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"readings": (1, 2)}, r"readings=\(1, 2\) must be one number"),
-        ({"haystack_words": (10, 20)}, "must be one number"),
-        ({"write": False}, "write=False leaves nothing to trace"),
+        ({"readings": 0}, r"readings=\(0,\) must name numbers of at least 1"),
+        ({"samples": 0}, "samples=0 must be at least 1"),
+        ({"otherwise": "none"}, "otherwise='none'"),
     ],
 )
 def test_options_that_make_no_trace_are_refused(options, message):

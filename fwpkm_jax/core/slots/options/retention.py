@@ -120,6 +120,7 @@ def step_scales(
       counted: 1 for tokens whose reads count; others leave no trace in the history.
       retention: what to spare.
     """
+    # Scales are a schedule of the write; no gradient teaches the model to use up a slot.
     history, weights, write_weight = jax.lax.stop_gradient((history, weights, write_weight))
     reads_counted = jnp.broadcast_to(counted[:, None], slot_ids.shape)
     weight = reads_counted * write_weight[:, None]

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union
 
 import numpy as np
 
-from fwpkm_jax.command_line import nearest
+from fwpkm_jax.literals import nearest
 
 # What the devices count and compute in.
 _MOST_INT = 2**31 - 1

@@ -64,7 +64,7 @@ from fwpkm_jax.core.slots.write import (
     ValueWrite,
     addressing_loss,
 )
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 from pallas_kernels import slot_read as read_kernels
 from pallas_kernels.dispatch import Backend
@@ -164,18 +164,9 @@ class FwPKM(AbstractChunkRule):
             raise ValueError(
                 f"top_k={self.top_k} must lie between 1 and num_subkeys={self.num_subkeys}."
             )
-        least_of = {"num_heads": 1, "value_dim": 2, "lookahead": 0, "inner_steps": 1}
-        for name, least in least_of.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
-        for name in ("learning_rate", "value_step", "addressing_weight", "weight_decay"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name}={value} must be at least 0.")
-        for name in ("temperature", "write_clip"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value} must be above 0.")
+        check_least(self, num_heads=1, value_dim=2, lookahead=0, inner_steps=1)
+        check_least(self, learning_rate=0, value_step=0, addressing_weight=0, weight_decay=0)
+        check_above_0(self, "temperature", "write_clip")
         if self.retention is not None and (self.write_clip is not None or self.weight_decay):
             raise ValueError(
                 f"retention={self.retention} spares touched slots, but "

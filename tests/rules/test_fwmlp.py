@@ -134,7 +134,7 @@ def test_the_mean_target_averages_all_values_up_to_the_lookahead():
 
 
 def test_an_empty_layer_is_refused():
-    with pytest.raises(ValueError, match="hidden_dim=0 must be at least 1"):
+    with pytest.raises(ValueError, match="hidden_dim=0 is too small"):
         FwMLP(hidden_dim=0)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from fwpkm_jax.outside_files import OutsideFileError, shown
+from fwpkm_jax.outside_files import OutsideFileError, shown, without_login
 
 TRIES = 5
 """How often a store is asked before what it raises counts."""
@@ -49,7 +49,8 @@ def check_store(address: str, name: str = "") -> None:
       name: what the message calls it; "": nothing.
     """
     if scheme_of(address) not in _PACKAGES or "://" not in address:
-        given = f"{name}={address!r}" if name else repr(address)
+        given = repr(without_login(address))
+        given = f"{name}={given}" if name else given
         raise ValueError(
             f"{given} is an address of a kind that is not read; use gs://, s3:// or memory://, or "
             "a path of this machine."

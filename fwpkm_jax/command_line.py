@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import logging
 import os
 import shlex
@@ -12,14 +11,11 @@ import signal
 import sys
 import threading
 import traceback
-import typing
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
-
-from fwpkm_jax.literals import nearest
 
 INTERRUPTED = "interrupted."
 """What a command says that SIGINT ends before it can do anything else."""
@@ -32,9 +28,8 @@ _PACKAGE = Path(__file__).parent
 def report(program: str, error: Exception) -> int:
     """Prints why `program` failed; its exit code.
 
-    An error raised by this package's own code on purpose reads as one clear line (exit code 2),
-    and so does one of the system, such as a full disk (1). Another one that is raised inside a
-    library keeps its traceback (1).
+    An error that this package raises on purpose reads as one clear line (exit code 2), and so does
+    one of the system, such as a full disk (1). Any other one keeps its traceback (1).
     """
     if is_deliberate(error):
         say_error(program, error)
@@ -48,9 +43,12 @@ def report(program: str, error: Exception) -> int:
 
 
 def is_deliberate(error: BaseException) -> bool:
-    """Whether this package's own code raised an error, and not a library."""
+    """Whether this package raised an error to tell the user something: not a library's, no bug."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and _PACKAGE in Path(frames[-1].filename).resolve().parents
+    if not frames or _PACKAGE not in Path(frames[-1].filename).resolve().parents:
+        return False
+    told = isinstance(error, ValueError | OSError | ImportError)
+    return told or (frames[-1].line or "").startswith("raise ")
 
 
 def shell_line(command: Sequence[str]) -> str:
@@ -205,48 +203,3 @@ def leave_out_abandoned_writes() -> None:
 
     if getattr(before, "__qualname__", "") != hook.__qualname__:
         sys.unraisablehook = hook
-
-
-def separate_options(arguments: Sequence[str]) -> list[str]:
-    """Options with underscores and their values apart: `--run-dir=x` as `--run_dir`, `x`."""
-    separate = []
-    for argument in arguments:
-        if argument.startswith("--"):
-            name, *value = argument.split("=", 1)
-            separate += [name.replace("-", "_").replace("__", "--", 1), *value]
-        else:
-            separate.append(argument)
-    return separate
-
-
-def check_options(arguments: Sequence[str], config: Any) -> None:
-    """Raises ValueError for an option that does not exist; tyro does not always know a near one.
-
-    Args:
-      arguments: from `separate_options`.
-      config: the dataclass whose fields the options set.
-    """
-    names = {"--help", *_option_names(config)}
-    for argument in arguments:
-        if argument.startswith("--") and argument not in names:
-            # An option whose last part is the whole name is meant, rather than a similar one.
-            own = [n for n in sorted(names) if n.rpartition(".")[2] == argument.removeprefix("--")]
-            hint = f"; the nearest name is {own[0]}" if own else nearest(argument, names)
-            hint = hint or "; --help lists the options"
-            raise ValueError(f"{argument} is not an option{hint}.")
-
-
-def _option_names(config: Any, prefix: str = "--") -> Iterator[str]:
-    """Every option of a configuration, those of sections that are None but could be set too."""
-    cls = config if isinstance(config, type) else type(config)
-    hints = typing.get_type_hints(cls)
-    for name in (f.name for f in dataclasses.fields(cls)):
-        yield f"{prefix}{name}"
-        section = None if isinstance(config, type) else getattr(config, name)
-        if dataclasses.is_dataclass(section):
-            yield from _option_names(section, f"{prefix}{name}.")
-        elif section is None:
-            options = [hints[name], *typing.get_args(hints[name])]
-            for option in options:
-                if isinstance(option, type) and dataclasses.is_dataclass(option):
-                    yield from _option_names(option, f"{prefix}{name}.")

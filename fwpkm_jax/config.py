@@ -7,7 +7,6 @@ the package. The JSON form goes into the run directory and into every checkpoint
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import json
 import runpy
@@ -19,11 +18,10 @@ from typing import Any
 
 from fwpkm_jax import config_json
 from fwpkm_jax.addresses import check_store, scheme_of
-from fwpkm_jax.command_line import nearest
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data import AbstractDataConfig
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.literals import check_literals, some
+from fwpkm_jax.literals import check_least, check_literals, nearest, some
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.outside_files import OutsideFileError, parse_json, read_json, shown
 from fwpkm_jax.plugins import missing_plugins, refuse_unnamed
@@ -92,10 +90,7 @@ class Experiment:
             check_store(self.run_dir, "run_dir")
         if scheme_of(self.base or "") is not None:
             check_store(self.base or "", "base")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed} must be at least 0.")
-        if self.profile is not None and self.profile < 1:
-            raise ValueError(f"profile={self.profile} must be at least 1 step, or None for none.")
+        check_least(self, seed=0, profile=1)
         missing = missing_plugins(self, self.plugins)
         object.__setattr__(self, "plugins", (*self.plugins, *missing))
 
@@ -103,8 +98,6 @@ class Experiment:
         """The experiment as JSON values; `from_json` gives it back."""
         values = to_json(self)
         del values["distributed"]  # Of a start, not of the run.
-        if not self.plugins:  # As in runs written before there were plugins.
-            del values["plugins"]
         return values
 
     @property
@@ -209,23 +202,20 @@ def _config_file(config: str | Path) -> tuple[Path, str]:
     elif (CONFIGS / f"{config}.py").is_file():
         return CONFIGS / f"{config}.py", ""
     shipped = shipped_configs()
-    if path.suffix != ".py":
-        if str(config) not in shipped:
-            hint = nearest(str(config), shipped)
-            if "=" in str(config):
-                hint = "; an option starts with two hyphens: --section.field VALUE"
-            raise FileNotFoundError(
-                f"There is no shipped config {str(config)!r}{hint}. --help lists them; the path of "
-                "a file ends in .py."
-            )
-        return shipped[str(config)], str(config)
-    beside = {p.stem: p for p in sorted(path.parent.glob("*.py"))} if path.parent.is_dir() else {}
-    close = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.6)
-    hint = f"; the nearest name is {beside[close[0]]}" if close else ""
-    shipped_name = path.with_suffix("").as_posix().removeprefix("configs/")
-    if shipped_name in shipped:
-        hint = f"; the shipped config of that name is {shipped_name}"
-    raise FileNotFoundError(f"There is no config file {path}{hint}.")
+    if path.suffix == ".py":
+        name = path.with_suffix("").as_posix().removeprefix("configs/")
+        hint = nearest(path.name, (beside.name for beside in path.parent.glob("*.py")))
+        hint = f"; the shipped config of that name is {name}" if name in shipped else hint
+        raise FileNotFoundError(f"There is no config file {path}{hint}.")
+    if str(config) not in shipped:
+        hint = nearest(str(config), shipped)
+        if "=" in str(config):
+            hint = "; an option starts with two hyphens: --section.field VALUE"
+        raise FileNotFoundError(
+            f"There is no shipped config {str(config)!r}{hint}. fwpkm configs lists them; the path "
+            "of a file ends in .py."
+        )
+    return shipped[str(config)], str(config)
 
 
 def read_experiment(run_dir: str | Path) -> Experiment:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import types
 import typing
@@ -12,7 +13,7 @@ from typing import Any, Literal, Union
 
 import numpy as np
 
-from fwpkm_jax.command_line import nearest
+from fwpkm_jax.literals import nearest
 
 # What the devices count and compute in.
 _MOST_INT = 2**31 - 1
@@ -150,7 +151,12 @@ hints = functools.cache(typing.get_type_hints)  # Resolving them is slow.
 
 
 def final_classes(annotation: type) -> Iterator[type]:
-    """The classes that an annotation stands for: itself, or the implementations of an interface."""
+    """The classes that an annotation stands for: itself, or the implementations of an interface.
+
+    An interface whose implementations are imported by name says where those names are: `registry`.
+    """
+    if (registry := getattr(annotation, "registry", None)) is not None:
+        importlib.import_module(registry).load_all()
     if not inspect.isabstract(annotation):
         yield annotation
     for subclass in annotation.__subclasses__():

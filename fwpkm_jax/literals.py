@@ -67,7 +67,7 @@ def check_literals(config: Any) -> None:
 
 
 def check_least(config: Any, **least: float) -> None:
-    """Raises ValueError, with name and value, for a field that is less than its bound.
+    """Raises ValueError, with name and value, for a field that is less than its bound; None passes.
 
     Example:
       >>> check_least(types.SimpleNamespace(length=0), length=1)
@@ -75,8 +75,9 @@ def check_least(config: Any, **least: float) -> None:
       ValueError: length=0 is too small; use 1 or more.
     """
     for name, bound in least.items():
-        if not getattr(config, name) >= bound:  # NaN is neither.
-            raise ValueError(f"{name}={getattr(config, name)} is too small; use {bound} or more.")
+        value = getattr(config, name)
+        if value is not None and not value >= bound:  # NaN is neither.
+            raise ValueError(f"{name}={value} is too small; use {bound} or more.")
 
 
 class _Choice(NamedTuple):

@@ -20,7 +20,8 @@ MOST_JSON_BYTES = 2**23
 MOST_DEPTH = 100
 """Of lists and objects within each other in a JSON file."""
 _MOST_SHOWN = 300
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+_WEB_ADDRESS = re.compile(r"(https?://)(?:[^/@\s]*@)?([^?\s'\")]*)(?:\?[^\s'\")]*)?")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -64,6 +65,16 @@ def shown(text: object, most: int = _MOST_SHOWN) -> str:
     """A text from a file as a message quotes it: in one line, cut after `most` characters."""
     whole = str(text)
     return printable(whole[:most]) + ("..." if len(whole) > most else "")
+
+
+def without_login(text: str) -> str:
+    """A message without the user part and the query of web addresses in it, which may be secrets.
+
+    Example:
+      >>> without_login("https://bob:secret@host/x?token=secret cannot be reached")
+      'https://host/x cannot be reached'
+    """
+    return _WEB_ADDRESS.sub(r"\1\2", text)
 
 
 @contextlib.contextmanager
@@ -186,7 +197,8 @@ def parse_json(
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
     with reading(path, place=place, otherwise=otherwise):
         value = json.loads(text, object_pairs_hook=_unique if unique else None)
-        if _SURROGATE.search(text):  # Half a pair is no text, and cannot be written anywhere.
+        # Half a pair is no text, and cannot be written anywhere; bytes of UTF-8 hold none.
+        if _SURROGATE.search(text) or not (isinstance(content, bytes) or text.isascii()):
             json.dumps(value, ensure_ascii=False).encode()
     if _is_deeper(value, MOST_DEPTH):
         problem = f"is nested more than {MOST_DEPTH} deep"

@@ -13,18 +13,18 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 
 from fwpkm_jax.core.platform import compiled_for, platform
-from pallas_kernels import verdicts
-from pallas_kernels.verdicts import Verdict
 
 REFERENCE_VARIABLE = "PALLAS_KERNELS_REFERENCE"
 """Environment variable with a comma-separated list of operations for which `auto` means
 `reference`, such as `value_scan,chunk_gated_delta_rule`."""
+R = TypeVar("R")
 Backend = Literal["auto", "reference", "pallas"]
 Kernel = Literal["gpu", "tpu"]
 Implementation = Literal["reference", "gpu", "tpu"]
@@ -43,7 +43,8 @@ class _Simulation(NamedTuple):
 # User contexts are part of jit's cache key: a function traced inside one is retraced outside.
 _simulation = jax.make_user_context(None)
 _default_backend = jax.make_user_context("auto")
-_under_check = jax.make_user_context(None)
+under_check = jax.make_user_context(None)
+"""The kernel that is being checked: operations use it without another check."""
 
 _checked: dict[tuple[str, Kernel, str], str | None] = {}
 _logged: set[tuple[str, str]] = set()
@@ -101,17 +102,16 @@ class Operation:
             raise ValueError(f"backend={backend!r} must be 'auto', 'reference' or 'pallas'.")
         # `auto` by the caller may be redirected; a request by name may not.
         wanted = _default_backend.value if backend == "auto" else backend
-        plain_names = os.environ.get(REFERENCE_VARIABLE, "").split(",")
-        if backend == "auto" and {self.name, *self.uses} & {*plain_names}:
+        in_plain_jax = os.environ.get(REFERENCE_VARIABLE, "").split(",")
+        if backend == "auto" and not {self.name, *self.uses}.isdisjoint(in_plain_jax):
             return self._decided("reference", f"by {REFERENCE_VARIABLE}")
         if wanted == "reference":
             return self._decided("reference", "by request")
         # The check runs the public function, which must not start the check again.
-        if _under_check.value is not None:
-            return self._decided(_under_check.value, "under check")
+        if under_check.value is not None:
+            return self._decided(under_check.value, "under check")
         # A simulated device comes before this one, for tests and ahead-of-time compiles.
-        simulation = _simulation.value
-        kernel = platform() if simulation is None else simulation.kernel
+        kernel = _simulation.value.kernel if _simulation.value else platform()
         if kernel in self.kernels:
             return self._kernel_or_reference(kernel, backend == "pallas", arguments, options)
         if backend == "pallas" or (wanted == "pallas" and kernel not in _ALL_KERNELS):
@@ -143,12 +143,15 @@ class Operation:
 
     def _failure(self, kernel: Kernel) -> str | None:
         """None, or why the kernel failed its check on this device. The check runs once."""
+        # Imported here, because nearly all programs find the verdict without a check, or need none.
+        from pallas_kernels import check_here, verdicts
+
         kind = jax.devices()[0].device_kind
         place = (self.name, kernel, kind)
         if place not in _checked:
             check = self.check or module_of(self.folder or self.name, "specs").check
 
-            def run() -> Verdict:
+            def run() -> verdicts.Verdict:
                 if kernel == "gpu" and verdicts.has_name(check):
                     _LOGGER.warning(
                         "%s: its kernel is compared with plain JAX on this %s, once for each "
@@ -160,7 +163,7 @@ class Operation:
                 # A new thread starts outside every trace. Inside `jax.ensure_compile_time_eval`
                 # kernels cannot be traced, because their axes are unbound there.
                 with ThreadPoolExecutor(max_workers=1) as thread:
-                    return thread.submit(checked_here, check, kernel).result()
+                    return thread.submit(check_here.checked, check, kernel).result()
 
             _checked[place] = verdicts.verdict(check, kernel, kind, run).failure
         return _checked[place]
@@ -176,14 +179,15 @@ class Operation:
         return chosen
 
 
-def refusal(*cases: tuple[bool, str]) -> str | None:
-    """The words of the first case that is true, or None."""
-    return next((words for refused, words in cases if refused), None)
-
-
 def module_of(folder: str, name: str) -> Any:
     """A module of an operation's folder, such as a device's kernels; loaded only when chosen."""
     return importlib.import_module(f"pallas_kernels.{folder}.{name}")
+
+
+def custom_vjp(*, fixed: int) -> Callable[[Callable[..., R]], "jax.custom_vjp[R]"]:
+    """A decorator as `jax.custom_vjp`, whose first `fixed` arguments are no arrays."""
+    found: Any = functools.partial(jax.custom_vjp, nondiff_argnums=tuple(range(fixed)))
+    return found  # Its type says what the function returns.
 
 
 def run_kernels(kernels: Any, *arrays: Any, **options: Any) -> Any:
@@ -199,7 +203,7 @@ def run_kernels(kernels: Any, *arrays: Any, **options: Any) -> Any:
     return _run(kernels, tuple(options.items()), *arrays)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@custom_vjp(fixed=2)
 def _run(kernels, options, *arrays):
     return _traced_once(kernels.forward, (*options, ("save", False)), *arrays)[0]
 
@@ -236,11 +240,9 @@ def gpu_interpreter() -> Any:
     return InterpretGPUParams()
 
 
-@contextlib.contextmanager
-def interpret_kernels(kernel: Kernel) -> Iterator[None]:
-    """Interprets the kernels written for `kernel` on any platform; for tests."""
-    with _simulation(_Simulation(kernel, interpreted=True)):
-        yield
+def interpret_kernels(kernel: Kernel) -> AbstractContextManager[None]:
+    """A context that interprets the kernels written for `kernel` on any platform; for tests."""
+    return _simulation(_Simulation(kernel, interpreted=True))
 
 
 @contextlib.contextmanager
@@ -254,15 +256,13 @@ def compile_kernels(kernel: Kernel) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def default_backend(backend: Backend) -> Iterator[None]:
-    """Makes `auto` mean `reference`, or `pallas` for inputs that a kernel accepts.
+def default_backend(backend: Backend) -> AbstractContextManager[None]:
+    """A context in which `auto` means `reference`, or `pallas` for inputs that a kernel accepts.
 
     Inputs that a kernel does not accept still use the reference, with a logged line; they are an
     error only if the caller passes `backend="pallas"`.
     """
-    with _default_backend(backend):
-        yield
+    return _default_backend(backend)
 
 
 def _device_lacks(kernel: Kernel) -> str | None:
@@ -272,22 +272,3 @@ def _device_lacks(kernel: Kernel) -> str | None:
     capability = getattr(jax.devices()[0], "compute_capability", "unknown")
     # The kernels use wgmma and swizzled TMA layouts that only sm_90a has.
     return None if capability == "9.0" else f"compute capability {capability}, only Hopper's 9.0"
-
-
-def checked_here(check: Callable[[Kernel], None], kernel: Kernel) -> Verdict:
-    """The verdict of a check that runs in this process and outside every trace.
-
-    Inside the check the operation uses the kernel without another check.
-    """
-    try:
-        with _under_check(kernel):
-            check(kernel)
-    except Exception as error:  # Any error: the reference can be used instead.
-        lasting = "RESOURCE_EXHAUSTED" not in str(error)
-        return Verdict(f"{type(error).__name__}: {_one_line(error)}", lasting)
-    return Verdict(None)
-
-
-def _one_line(error: Exception) -> str:
-    """The first line of an error's message that is not empty."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

@@ -8,7 +8,6 @@
 The cotangent of a table is computed only if the caller differentiates with respect to the table.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -16,10 +15,10 @@ import jax.numpy as jnp
 
 from fwpkm_jax.core.slots.values.grouping import SlotGroups, group_slots
 from fwpkm_jax.core.slots.write import PLAIN
-from pallas_kernels.dispatch import Kernel, module_of
+from pallas_kernels.dispatch import Kernel, custom_vjp, module_of
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(fixed=1)
 def read(
     chosen: Kernel,
     values: jax.Array,
@@ -32,7 +31,7 @@ def read(
     return module_of("slot_read", chosen).read(values, slot_ids, weights, target, write_weight)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(fixed=1)
 def dot(chosen: Kernel, values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array:
     """`slot_dot`."""
     return module_of("slot_read", chosen).dot(values, slot_ids, vectors)
@@ -84,7 +83,7 @@ read.defvjp(_read_forward, _read_backward, symbolic_zeros=True)
 dot.defvjp(_dot_forward, _dot_backward, symbolic_zeros=True)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@custom_vjp(fixed=2)
 def add(
     chosen: Kernel,
     with_old_rows: bool,

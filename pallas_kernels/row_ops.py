@@ -11,15 +11,15 @@ from fwpkm_jax.core.slots.values.exchange import (
     Exchange,
     ExchangeBack,
     RowOps,
+    RowSums,
     exchange_back,
     logged_rows,
     of_chunk,
 )
-from fwpkm_jax.core.slots.values.grouping import SlotGroups, group_slots, reference_counts
-from fwpkm_jax.core.slots.values.scan import value_scan
+from fwpkm_jax.core.slots.values.grouping import SlotGroups
 from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
-from pallas_kernels.checks import refuse_rows, relative_errors, require
-from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, refusal
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of
+from pallas_kernels.refusals import refusal, refuse_rows
 
 
 def row_ops(values: jax.Array, *, write: ValueWrite = PLAIN, backend: Backend = "auto") -> RowOps:
@@ -57,7 +57,7 @@ def ops_of(kernel: Kernel) -> RowOps:
         return add_with_log(values, groups, coefficients, rows, with_old_rows=False)[0]
 
     if kernel == "tpu":
-        back = functools.partial(exchange_back, read_and_dot=read_and_dot, dot=dot, add=add)
+        back = functools.partial(exchange_back, sums=RowSums(read_and_dot, dot, add))
         return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=dot, add=add)
     # Imported here, because it is slow to import and other devices do not need it.
     from pallas_kernels.mosaic_gpu import sequential_vmap
@@ -160,48 +160,8 @@ def _refuses(kernel: Kernel, values: jax.Array, write: ValueWrite) -> str | None
 
 def check(kernel: Kernel) -> None:
     """Runs all kernels on this device; raises if one differs from plain XLA."""
-    from pallas_kernels.slot_add import specs as slot_add
-    from pallas_kernels.slot_read import specs as slot_read
-
-    slot_read.check(kernel)
-    slot_add.check(kernel)
-    for name in slot_read.CHECKED:
-        errors = exchange_errors(slot_read.READS.named(name), kernel)
-        require(errors, slot_read.CHECK_RATIOS["float32"], name)
+    module_of("slot_add", "specs").check_scan(kernel)
 
 
 # One name for the whole scan, whose kernels lie in the folders `slot_read` and `slot_add`.
 VALUE_SCAN = Operation("value_scan", _refuses, check=check)
-
-
-def exchange_errors(spec: Any, kernel: Kernel) -> dict[str, float]:
-    """Differences of a kernel's exchange and of its way back from plain XLA, by name.
-
-    Two chunks that read the same slots in another order, so that the second one's cotangents are
-    those from which the first one's begin. The specs are those of `slot_read`.
-    """
-    from pallas_kernels.slot_read.specs import sample
-
-    arrays = sample(spec, jnp.float32)
-    slot_ids = jnp.stack([arrays["slot_ids"], arrays["slot_ids"][::-1]])
-    groups = jax.vmap(functools.partial(group_slots, num_slots=spec.slots))(slot_ids)
-    weights = jnp.stack([arrays["weights"], arrays["weights"]]) / spec.places
-    counts = jax.vmap(reference_counts)(groups, jnp.ones(slot_ids.shape[:2]))
-    rows = ChunkRows(
-        weights=weights,
-        steps=ValueWrite(step_size=float(spec.places)).steps(weights, counts),
-        targets=jnp.stack([arrays["target"], 3.0 * arrays["target"]]),
-        error_weights=jnp.stack([arrays["write_weight"], 0.5 * arrays["write_weight"]]),
-    )
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def results(ops: RowOps, values: jax.Array, rows: ChunkRows) -> tuple[Any, ...]:
-        def scan(rows: ChunkRows) -> tuple[jax.Array, jax.Array]:
-            out = value_scan(values, slot_ids, rows, groups, PLAIN, ops)
-            return out.output, out.values
-
-        read, back, written = jax.vjp(scan, rows, has_aux=True)
-        return read, written, back(read)[0]
-
-    actual, expected = (results(ops, arrays["values"], rows) for ops in (ops_of(kernel), RowOps()))
-    return relative_errors(actual, expected)

@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from fwpkm_jax.outside_files import read_json
-from fwpkm_jax.safetensors_file import write_tensors
+from fwpkm_jax.storage.safetensors_file import write_tensors
 from fwpkm_jax.whole_files import (
     check_local,
     is_unfinished,

@@ -109,8 +109,8 @@ def line_of(row: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     # Load jax, which the tests' stand-ins need not.
+    from benchmarks import carried_verdicts
     from benchmarks.first_light.cases import cases
-    from pallas_kernels import verdicts
 
     options = parse(Options, argv, description=__doc__)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -119,14 +119,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = sorted(found, key=lambda name: found[name].place)
     limits = {name: found[name].limit_s for name in first}
     if options.verdicts is not None:
-        verdicts.take(options.verdicts)
+        carried_verdicts.take(options.verdicts)
     try:
         rows = run_cases(
             limits, options, folders={name: case.folders for name, case in found.items()}
         )
     finally:
         if options.verdicts is not None:
-            verdicts.give(options.verdicts)
+            carried_verdicts.give(options.verdicts)
     bad = [row["case"] for row in rows if row["verdict"] != "agrees"]
     if bad:
         print(f"{len(bad)} of {len(rows)} cases do not agree: {', '.join(bad)}", file=sys.stderr)

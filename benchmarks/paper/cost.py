@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import jax
 
+from benchmarks.paper.parameters import count_parameters
 from benchmarks.paper.published import PUBLISHED, TOKENS_PER_STEP
 from benchmarks.paper.throughput import Throughput, samples_per_second
 from fwpkm_jax.command_line import say_error
+from fwpkm_jax.layers.mixers import LaCTConfig
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.parameters import count_parameters
 from fwpkm_jax.paper.models import APPENDIX_HIDDEN, TABLE_1, appendix_model, paper_model
 from fwpkm_jax.typed_options import read_options
 
@@ -49,8 +50,7 @@ def model_cost(config: ModelConfig, *, tokens: int = TOKENS_PER_STEP, length: in
     """Parameters, and FLOPs of a training step, by the paper's conventions.
 
     A step costs 6 operations per token and active parameter: 2 forward, 4 backward. Attention
-    scores and writes to slots are not counted. What a mixer multiplies beyond its parameters is
-    added (`AbstractMixerConfig.extra_products`).
+    scores and writes to slots are not counted. What LaCT multiplies beyond its parameters is added.
 
     Args:
       config: the model.
@@ -60,8 +60,27 @@ def model_cost(config: ModelConfig, *, tokens: int = TOKENS_PER_STEP, length: in
     total, active = count_parameters(config)
     flops = 6.0 * active * tokens
     for mixer in config.mixer_configs:
-        flops += 6.0 * tokens * mixer.extra_products(config.model_dim, length)
+        if isinstance(mixer, LaCTConfig):
+            flops += 6.0 * tokens * lact_products(mixer, config.model_dim, length)
     return Cost(total, active, flops)
+
+
+def lact_products(lact: LaCTConfig, model_dim: int, length: int) -> float:
+    """Products of LaCT's fast networks: a token passes 3 matrices to be read, 6 to be written.
+
+    The count of parameters includes the initial gate and up matrices, whole or as factors. A
+    token multiplies by those of its sequence instead, so the initial ones are subtracted. The
+    last chunk of a sequence is never written.
+    """
+    width = model_dim // lact.num_fast_heads
+    matrix = lact.num_fast_heads * width * lact.hidden_dim
+    starts = 2 * matrix
+    if lact.low_rank is not None:
+        starts = 2 * lact.num_fast_heads * lact.low_rank * (width + lact.hidden_dim)
+    written = (length - 1) // lact.chunk_size * lact.chunk_size / length
+    # Reads pass gate, up and down; writes take two gradient products for each.
+    products = (3 + 6 * written) * matrix
+    return products - matrix - starts
 
 
 def cost_table(options: Options) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.audit.causality import Logits, places
-from fwpkm_jax.core.chunks import map_own
+from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.evaluation.readers.devices import (
     memory_on_devices,
     model_on_devices,
@@ -68,7 +68,7 @@ def chunk_sizes(model: LanguageModel) -> list[int]:
 
 def for_rows(memory: Memory, rows: int) -> Memory:
     """The first group's memory once for each of `rows` sequences."""
-    return map_own(lambda x: jnp.broadcast_to(x[:1], (rows, *x.shape[1:])), memory)
+    return map_unshared(lambda x: jnp.broadcast_to(x[:1], (rows, *x.shape[1:])), memory)
 
 
 def whole_pass(

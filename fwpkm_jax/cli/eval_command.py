@@ -11,17 +11,15 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, parse_options, values_of
-from fwpkm_jax.command_line import report, say_error, separate_options, start_logging
-from fwpkm_jax.compile_cache import compile_cache
+from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, before_others, parse_options
+from fwpkm_jax.command_line import report, say_error, start_logging
 from fwpkm_jax.evaluation import EVALS
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.plugins import import_plugins
 from fwpkm_jax.run.evaluate import evaluate
+from fwpkm_jax.storage.compile_cache import compile_cache
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
@@ -65,12 +63,10 @@ def parse(arguments: Sequence[str], program: str = "fwpkm eval") -> Any:
     """The options that the command line sets, an instance of `options_type()`.
 
     Raises:
-      SystemExit: 0 after `--help`.
-      ValueError: see `parse_options`.
+      SystemExit, ValueError: see `parse_options`.
     """
-    # First of all, because plugins may register evaluations, whose options are then known.
-    import_plugins(values_of("--plugins", separate_options(arguments)))
-    return parse_options(arguments, program, options_type()(run=Path()), addresses=("run",))
+    before_others(arguments)  # Plugins may register evaluations, whose options are then known.
+    return parse_options(options_type(), arguments, program, addresses=("run",))
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:

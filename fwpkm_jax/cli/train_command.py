@@ -28,8 +28,8 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
         import jax
 
         from fwpkm_jax.cli.experiment import parse_command_line
-        from fwpkm_jax.compile_cache import compile_cache
         from fwpkm_jax.run.train import train
+        from fwpkm_jax.storage.compile_cache import compile_cache
         from fwpkm_jax.storage.lock import LostLockError
         from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
         from fwpkm_jax.training.compiling import abandoned_compilation

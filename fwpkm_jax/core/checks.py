@@ -66,6 +66,7 @@ def check_arrays(
             kind, *axes = description.split()
             if not _fits(x, kind, axes, known):
                 raise ValueError(_fault(name, x, kind, axes, known))
+            # The first array that names an axis fixes its size for the others.
             known |= zip(axes, x.shape, strict=True)
     return known
 
@@ -95,6 +96,7 @@ def check_tree(name: str, tree: Any, expected: Any, *, leading: tuple[str, ...] 
     for (path, leaf), (_, like) in zip(found, wanted, strict=True):
         axes = [*leading, *(str(size) for size in like.shape)]
         known = sizes | {str(size): size for size in like.shape}
+        # The message is made only for a fault: a model checks many leaves while it is traced.
         if not _fits(leaf, "float", axes, known):
             raise ValueError(_fault_of_leaf(name, path, leaf, like, axes, known))
         sizes |= zip(leading, leaf.shape, strict=False)

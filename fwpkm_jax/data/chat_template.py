@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import importlib
 import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -52,7 +53,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 @functools.cache
 def _environment() -> Any:
     """A sandbox whose templates see their values and these functions."""
-    import jinja2.sandbox
+    jinja2, sandbox = map(importlib.import_module, ("jinja2", "jinja2.sandbox"))
 
     def refuse(message: str) -> NoReturn:
         raise jinja2.TemplateError(message)
@@ -60,7 +61,7 @@ def _environment() -> Any:
     def to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
         return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
 
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = to_json

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.core.chunks import map_own
+from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.data import make_dataset
 from fwpkm_jax.evaluation import recall_views as views
 from fwpkm_jax.evaluation.forecast import Forecast
@@ -214,7 +214,7 @@ def _share_out(memory: Memory, groups: int) -> Memory:
             )
         return jnp.broadcast_to(leaf, (groups, *leaf.shape[1:]))
 
-    return map_own(share, memory)
+    return map_unshared(share, memory)
 
 
 def _edges(length: int, num_bins: int) -> np.ndarray:

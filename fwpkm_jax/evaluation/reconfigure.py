@@ -33,13 +33,14 @@ def with_rule(
 
     Args:
       model: its memory layers get the rule.
-      memory: of the model's memory layers, leaves `[groups, ...]`; see `AbstractChunkRule.adopt`.
+      memory: of the model's memory layers, leaves `[groups, ...]`; see
+        `AbstractChunkRule.convert_memory`.
       rule: of the same sizes as the model's own.
 
     Raises:
       ValueError: the memory is not of the rule's sizes.
     """
-    memory = {layer: rule.adopt(one) for layer, one in memory.items()}
+    memory = {layer: rule.convert_memory(one) for layer, one in memory.items()}
     fast_weight = dataclasses.replace(model.config.fast_weight, rule=rule)
     return reconfigure(model, dataclasses.replace(model.config, fast_weight=fast_weight)), memory
 

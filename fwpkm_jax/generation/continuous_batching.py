@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fwpkm_jax.core.checks import check_key
-from fwpkm_jax.core.chunks import Memory, map_own, put_shared, shares, take_shared
+from fwpkm_jax.core.chunks import Memory, map_unshared, put_shared, shares, take_shared
 from fwpkm_jax.generation.generate import (
     NEW_AT_ONCE,
     ReadOnly,
@@ -153,7 +153,7 @@ def open_batch(
     start = init_generation(
         model, base, batch=1, max_length=max_length, max_chunk_size=max_chunk_size
     )
-    state = map_own(lambda x: jnp.repeat(x, batch_slots, axis=0), start)
+    state = map_unshared(lambda x: jnp.repeat(x, batch_slots, axis=0), start)
     return ContinuousBatch(
         state=state._replace(finished=jnp.ones_like(state.finished)),
         keys=jax.random.split(jax.random.key(0), batch_slots),

@@ -11,7 +11,7 @@ from flax import nnx
 
 from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import Memory, Shared, put_shared, take_shared
-from fwpkm_jax.core.streams.queue import ChunkSize
+from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.generation.prompts import check_lengths, check_prompts, check_room, split_prompts
 from fwpkm_jax.generation.sampling import Sampling, choose_tokens
 from fwpkm_jax.generation.state import GenerationOutput, GenerationState

@@ -12,8 +12,8 @@ import numpy as np
 
 from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.config import Experiment
-from fwpkm_jax.host_memory import freed_memory_returned
 from fwpkm_jax.interchange.weights import Weights, check_shape, refuse_other_names
+from fwpkm_jax.storage.host_memory import freed_memory_returned
 from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves

@@ -154,6 +154,7 @@ class Experts(nnx.Module):
             def of_device(x, probabilities, gate_up, down):
                 first = jax.lax.axis_index(HEADS) * gate_up.shape[0]
                 output, chosen = self._run(x, probabilities, gate_up, down, first=first)
+                # Each token's experts may lie on several devices; their outputs add up.
                 return jax.lax.psum(output, HEADS), chosen
 
             of_tokens = partition.tokens()
@@ -183,6 +184,7 @@ class Experts(nnx.Module):
     ) -> tuple[Float[Array, "batch length model"], Int[Array, "batch length places"]]:
         """The part of the output that the experts from number `first` on make; all chosen ones."""
         top_k, own = self.config.top_k, gate_up.shape[0]
+        # Every device finds all experts of its tokens, and works for those it holds.
         chosen_weight, chosen = jax.lax.top_k(probabilities, top_k)
         if self.config.renormalize:
             chosen_weight = chosen_weight / jnp.sum(chosen_weight, axis=-1, keepdims=True)
@@ -257,4 +259,5 @@ def balance_loss(loads: dict[str, RouterLoad]) -> Float[Array, ""]:
       loads: by layer; at least one.
     """
     share, probability = (jnp.mean(jnp.stack(x), axis=0) for x in zip(*loads.values(), strict=True))
+    # The share is a count without a gradient; the probability carries it.
     return share.shape[0] * jnp.sum(jax.lax.stop_gradient(share) * probability)

@@ -80,6 +80,7 @@ class LoRALinear(nnx.Linear):
         declared = declaration_of(linear.kernel)
         rows, columns = (None, None) if declared is None else declared.axes_of(linear.kernel.shape)
         self.lora_a = parameter(a, "matrix", (rows, None))
+        # With B = 0 the model computes what it did before.
         self.lora_b = parameter(jnp.zeros((config.rank, outputs)), "matrix", (None, columns))
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
@@ -126,6 +127,7 @@ def merged(named: Mapping[str, jax.Array], config: LoRAConfig) -> dict[str, jax.
     for name, b in named.items():
         if name.endswith(f"/{FACTORS[1]}"):
             path = name.removesuffix(FACTORS[1])
+            # In float32: a small update would be lost beside a bfloat16 kernel.
             kernel = jnp.asarray(plain[f"{path}kernel"], jnp.float32)
             plain[f"{path}kernel"] = kernel + config.scale * (named[path + FACTORS[0]] @ b)
     return plain

@@ -13,8 +13,6 @@ from jaxtyping import Array, Float
 from fwpkm_jax.core.numerics import rms_normalize
 from fwpkm_jax.core.platform import platform
 from fwpkm_jax.layers.parameters import parameter
-from pallas_kernels.add_rms_norm import add_rms_norm
-from pallas_kernels.mix_rms_norm import mix_rms_norm
 
 
 class RMSNorm(nnx.Module):
@@ -60,6 +58,8 @@ class RMSNorm(nnx.Module):
         For the arrays of one device, and a norm in the dtype of `x`.
         """
         assert self.dtype is None, "the kernel's results have one dtype"
+        from pallas_kernels.add_rms_norm import add_rms_norm  # Only a block adds here.
+
         return add_rms_norm(x, branch, self.scale, eps=self.eps)
 
 
@@ -113,6 +113,8 @@ def normed_mix_map(
     """
     maps = [(norm, linear)]
     if _can_fold(maps):
+        from pallas_kernels.mix_rms_norm import mix_rms_norm
+
         how: Any = {"sequences": sequences, "chunk_size": chunk_size}
         return _folded(mix_rms_norm(x, y, gate, eps=norm.eps, dtype=dtype, **how), maps)[0]
     gate = gate[..., None]

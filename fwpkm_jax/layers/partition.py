@@ -107,7 +107,7 @@ class Partition:
         """`x [batch, length, ...]`, split by sequences, and by tokens along the axis `sequence`."""
         return self.constrain(x, *self.tokens())
 
-    def deal(self, x: jax.Array, groups: int) -> jax.Array:
+    def interleave(self, x: jax.Array, groups: int) -> jax.Array:
         """`x [batch, ...]` in the order in which `split_groups` takes sequences.
 
         Devices that share several memories get an equal part of each one's sequences.
@@ -116,7 +116,7 @@ class Partition:
         return self.constrain(x, BATCH)
 
     def split_groups(self, x: jax.Array, groups: int) -> jax.Array:
-        """`[batch, ...]` from `deal` to `[groups, batch // groups, ...]`, without communication."""
+        """From `interleave` to `[groups, batch // groups, ...]`, without communication."""
         parts, memories, devices = self._grid(groups)
         return split_groups(_swap(x, parts, devices, memories), groups)
 
@@ -140,6 +140,7 @@ class Partition:
 
     def size(self, *axes: str) -> int:
         """Devices along these axes together."""
+        # An axis that the mesh does not have counts as one device.
         size = 1
         for axis in axes:
             size *= self.mesh.shape.get(axis, 1)
@@ -191,6 +192,7 @@ class Partition:
                 f"and with mesh.memory={self.memory} no memory is shared between them; make "
                 f"mesh.data a divisor of {groups} and put the other devices along mesh.fsdp."
             )
+        # Devices along fsdp share a memory, so each takes an equal part of its sequences.
         if self.memory != "independent":
             self.check_divides("Sequences per memory", members, "fsdp")
 
@@ -200,7 +202,7 @@ class Partition:
         Raises:
           ValueError: the rule's memory cannot be shared by devices as this mesh asks.
         """
-        if rule.splits:
+        if rule.supports_sharding:
             return self.memory_axes()
         if self.memory != "independent":
             raise ValueError(

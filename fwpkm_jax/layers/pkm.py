@@ -170,6 +170,7 @@ class PKM(nnx.Module):
             sizes={"model": self.query_proj.in_features},
         )
         batch, length = x.shape[:2]
+        # Scores near each other would tie in bfloat16 and choose other slots.
         memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
         query = self.query_proj(x).astype(memory_dtype)
         statistics = None
@@ -241,6 +242,7 @@ class PKM(nnx.Module):
         )
         slot_ids = address.slot_ids.reshape(1, batch, length, -1)
         weights = weights.reshape(slot_ids.shape)
+        # Devices that share a table need the reads of all tokens, not only of their own.
         ids, weights = gather_tokens(slot_ids, axes), gather_tokens(weights, axes)
         if axes.slots:
             own = own_slots(ids, values.shape[0], axes)
@@ -253,6 +255,7 @@ class PKM(nnx.Module):
         ).output
         read = read.reshape(*ids.shape[:3], -1)
         if axes.slots:
+            # Each device read only its slots; the sum over devices is the whole read.
             read = own_tokens(jax.lax.psum(read, axes.slots), batch, axes)
         else:
             read = columns_for_tokens(read, axes)

@@ -163,8 +163,10 @@ def apply_rotary(
         raise ValueError(f"{2 * half} dimensions turn, but the head has only {x.shape[-1]}.")
     dtype = compute_dtype(x.dtype)
     frequencies = jnp.asarray(rotary.frequencies, dtype)
+    # At least float32: bfloat16 lacks integers beyond 256, so that positions would coincide.
     angles = positions.astype(dtype)[:, :, None, None] * frequencies[None, None, None, :]
     cos, sin = jnp.cos(angles) * rotary.scale, jnp.sin(angles) * rotary.scale
     first, second = x[..., :half].astype(dtype), x[..., half : 2 * half].astype(dtype)
+    # Halves are pairs, as in GPT-NeoX and Llama of Hugging Face; not neighbours.
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return jnp.concatenate([turned.astype(x.dtype), x[..., 2 * half :]], axis=-1)

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fwpkm_jax.addresses import scheme_of
@@ -96,14 +96,12 @@ def hold(folder: str | Path, name: str) -> Iterator[Lock]:
             except OSError as error:
                 reason = f"The folder of memories cannot be made ({error.strerror})"
                 raise OSError(error.errno, reason, str(folder)) from error
-        shown = folder if isinstance(where, Path) else where
-        thing = f"The memory {name!r} in {shown}"
         lock = Lock(
             where,
             name=f"{name}.lock",
-            thing=thing,
+            thing=f"The memory {name!r} in {folder if isinstance(where, Path) else where}",
             otherwise="choose another name",
-            say=_logger.warning,
+            say=_say(where),
         )
         stack.callback(lock.release)
         if isinstance(where, Path):
@@ -188,7 +186,7 @@ def _bases_held(where: Path | Store) -> Iterator[Lock]:
                 name="bases/lock",
                 thing=f"What memories in {where} share",
                 otherwise="try again",
-                say=_logger.warning,
+                say=_say(where),
             )
             break
         except RunInUseError:
@@ -199,6 +197,11 @@ def _bases_held(where: Path | Store) -> Iterator[Lock]:
         yield held
     finally:
         held.release()
+
+
+def _say(where: Path | Store) -> Callable[[str], None]:
+    """How a lock tells whom it waits for: in a bucket after any kill, on a disk hardly ever."""
+    return _logger.warning if isinstance(where, Store) else _logger.info
 
 
 class _Copied:

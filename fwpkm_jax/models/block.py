@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.chunks import Memory
-from fwpkm_jax.core.streams.queue import ChunkSize, Pending, clear
+from fwpkm_jax.core.streams.pending import ChunkSize, Pending
+from fwpkm_jax.core.streams.queue import clear
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.experts import Experts, RouterLoad
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightInfo
@@ -258,6 +259,7 @@ class Block(nnx.Module):
         self, norm: RMSNorm, x: jax.Array, branch: jax.Array | None, fused: bool
     ) -> tuple[jax.Array, jax.Array]:
         """The residual stream with a branch added, and what the next sub-layer reads of it."""
+        # With normed outputs the sub-layers read the stream itself.
         post_norm = self.norms == "outputs"
         if fused and not post_norm:
             return norm.after_sum(x, branch)

@@ -11,7 +11,7 @@ from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.checks import check_arrays, check_key, check_rngs
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.documents import Documents
-from fwpkm_jax.core.streams.queue import ChunkSize
+from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeightStream
 from fwpkm_jax.layers.lora import add_low_rank
@@ -101,6 +101,7 @@ class LanguageModel(nnx.Module):
         )
         if config.parameter_dtype != "float32":
             store_matrices(self, jnp.dtype(config.parameter_dtype))
+        # Last, so that the update's factors are not cast with the matrices.
         if config.lora is not None:
             add_low_rank(self, config.lora, rngs=rngs)
 
@@ -184,7 +185,7 @@ class LanguageModel(nnx.Module):
           remat: which activations the backward pass recomputes, see `models.remat.Remat`; changes
             time and memory, and results only by rounding.
           partition: of the work over devices, by sequences and heads; None: one device. With it,
-            pass sequences in the order of `Partition.deal`. Padding at the
+            pass sequences in the order of `Partition.interleave`. Padding at the
             end of rows costs less as `segment_ids` of 0 than in `mask`.
           batch_statistics: True: batch norms use the statistics of this batch, as in training, and
             return them. False: they use the running statistics.

@@ -82,6 +82,11 @@ def register_rule(name: str, rule: Any) -> None:
     RULES[name] = rule
 
 
+def load_all() -> None:
+    """Imports every rule that is registered."""
+    list(RULES.values())
+
+
 def make_rule(name: str) -> Any:
     """The rule registered under `name`: the instance, or the class with its defaults.
 

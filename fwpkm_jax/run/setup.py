@@ -30,6 +30,7 @@ from fwpkm_jax.training.checkpoints.restore import (
     read_arrays,
     read_metrics,
     stored_names,
+    targets,
 )
 from fwpkm_jax.training.compiling import compile_answering
 from fwpkm_jax.training.micro_batches import Batch
@@ -295,13 +296,13 @@ def _state_from(base: str, folder: Path, setup: Setup, checkpoints: Checkpoints)
     new = [name for name in ours if name not in stored]
     _check_base(base, stored, ours, new)
 
-    def read(item: Literal["params", "memory"], names: Iterable[str]) -> dict[str, jax.Array]:
-        like, places = (named_leaves(getattr(tree, item)) for tree in (shapes, layout))
-        wanted = {
-            name: jax.ShapeDtypeStruct(like[name].shape, like[name].dtype, sharding=places[name])
-            for name in names
-        }
-        return read_arrays(checkpoint, wanted, item=item) if wanted else {}
+    def with_read(item: Literal["params", "memory"], drawn: dict[str, jax.Array]) -> Any:
+        """An item of the state, of which what was not drawn is read."""
+        tree = getattr(shapes, item)
+        wanted = targets(tree, getattr(layout, item))
+        missing = {name: like for name, like in wanted.items() if name not in drawn}
+        found = drawn | read_arrays(checkpoint, missing, item=item)
+        return jax.tree.unflatten(jax.tree.structure(tree), [found[name] for name in wanted])
 
     def draw() -> tuple[dict[str, jax.Array], TrainState]:
         state = setup.init()
@@ -316,17 +317,13 @@ def _state_from(base: str, folder: Path, setup: Setup, checkpoints: Checkpoints)
     named = named_leaves(layout.params)
     places = {name: named[name] for name in new}, layout._replace(params=None, opt_state=())
     drawn, state = jax.jit(draw, out_shardings=places)()
-    held = read("params", (name for name in ours if name in stored))
-    leaves = [{**held, **drawn}[name] for name in ours]
-    params = jax.tree.unflatten(jax.tree.structure(shapes.params), leaves)
-    memory = named_leaves(state.memory)
-    old = [name for name in stored_names(checkpoint, "memory") if name in memory]
-    memory = [{**memory, **read("memory", old)}[name] for name in memory]
-    memory = jax.tree.unflatten(jax.tree.structure(shapes.memory), memory)
+    params, old = with_read("params", drawn), stored_names(checkpoint, "memory")
+    memory = {name: x for name, x in named_leaves(state.memory).items() if name not in old}
+    memory = with_read("memory", memory)
     train = setup.experiment.optimizer.train
     if train:
         trained = trained_names(shapes.params, train)
-        frozen = {name: stored[name] for name in held if name not in trained}
+        frozen = {name: stored[name] for name in ours if name not in {*new, *trained}}
         # A copy ends with this function; its address stays.
         name = str(checkpoint)
         if scheme_of(base) is not None:

@@ -287,7 +287,7 @@ class _Object:
 
     def beat(self) -> bool:
         found = self._store.versioned(self._name)
-        return self._wrote(found) and self._store.replace(self._name, self._next(), found[1])
+        return self._wrote(found) and self._store.replace(self._name, self._next(), str(found[1]))
 
     def _wrote(self, found: _Found | None) -> TypeGuard[_Found]:
         """Whether a record is this session's, also one of a write whose answer was lost."""

@@ -111,13 +111,10 @@ class Store:
 
     def read(self, name: str) -> bytes:
         """An object's content. Raises FileNotFoundError if there is none."""
-        return self._ask(lambda: self._read(name)[0], name)
-
-    def _read(self, name: str) -> tuple[bytes, Mapping[str, Any]]:
-        info = self._info(name)
-        content = self._files.cat_file(self._path(name))
-        _check_size(len(content), info["size"])
-        return content, info
+        found = self.versioned(name)
+        if found is None:
+            raise FileNotFoundError(f"There is no {self}/{name}; check the address.")
+        return found[0]
 
     def starts(self, sizes: Mapping[str, int]) -> dict[str, bytes]:
         """First bytes of objects, asked for at once; those that are gone are left out.
@@ -188,11 +185,18 @@ class Store:
 
         If it is replaced meanwhile, the version is the older one, which `replace` then refuses.
         """
+
+        def read() -> tuple[bytes, str]:
+            info = self._info(name)
+            content = self._files.cat_file(self._path(name))
+            _check_size(len(content), info["size"])
+            version = info.get("generation") or info.get("ETag") or content.decode("latin-1")
+            return content, str(version)
+
         try:
-            content, info = self._ask(lambda: self._read(name), name)
+            return self._ask(read, name)
         except FileNotFoundError:
             return None
-        return content, str(info.get("generation") or info.get("ETag") or content.decode("latin-1"))
 
     def create(self, name: str, content: bytes) -> bool:
         """Writes an object unless there is one of this name; whether it did.

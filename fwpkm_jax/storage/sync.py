@@ -63,9 +63,11 @@ class FolderCopy:
         self.there: dict[str, Listed] = {}
         self._same: dict[str, tuple[Listed | None, tuple[int, ...]]] = {}
 
-    def look(self) -> None:
-        """Lists the bucket. Raises as `Store.listed` does."""
-        self.there = {name: x for name, x in self.store.listed().items() if self._holds(name)}
+    def look(self) -> list[str]:
+        """Lists the bucket, and returns the names of all objects. Raises as `Store.listed` does."""
+        listed = self.store.listed()
+        self.there = {name: x for name, x in listed.items() if self._holds(name)}
+        return list(listed)
 
     def fetch(self, names: Iterable[str] | None = None, *, missing_ok: bool = False) -> None:
         """Downloads the objects that were listed and are not here as they are there.
@@ -78,11 +80,13 @@ class FolderCopy:
           FileNotFoundError: one was removed since.
           StoreError: the store cannot be asked.
         """
-        missing = FileNotFoundError if missing_ok else ()
 
         def fetch(name: str) -> None:
-            with contextlib.suppress(missing):
+            try:
                 self._fetch(name)
+            except FileNotFoundError:
+                if not missing_ok:
+                    raise
 
         wanted = list(self.there if names is None else names)
         with ThreadPoolExecutor(_AT_ONCE) as pool:

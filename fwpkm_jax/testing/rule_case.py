@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fwpkm_jax.core.chunks import Memory, RunOutput, scan_chunks
-from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.core.streams.pending import Signals
 from fwpkm_jax.rules.base import AbstractRule
 from fwpkm_jax.testing.properties import cast_floats, is_float, require
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fwpkm_jax.data.recall import Example, Split
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_least, check_literals
 
 Group = Literal["parity", "mod3", "mod5", "s3", "s5"]
 
@@ -49,8 +49,7 @@ class StateTrackingData:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        if self.length < 1:
-            raise ValueError(f"length={self.length} must be at least 1.")
+        check_least(self, length=1)
 
     @property
     def vocab_size(self) -> int:

@@ -13,10 +13,10 @@ import re
 import jax
 import numpy as np
 
+from benchmarks.paper.parameters import count_parameters
 from fwpkm_jax.configs import recall as recall_config
 from fwpkm_jax.configs import recall_carried
 from fwpkm_jax.data import RecallData
-from fwpkm_jax.models import count_parameters
 from fwpkm_jax.paper.models import paper_model
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES

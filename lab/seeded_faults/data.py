@@ -32,9 +32,9 @@ FAULTS = (
     ),
     Fault(
         "packing: the rest of a document is dropped",
-        "rest = tokens[whole:]",
-        "rest = tokens[:0]",
-        ("tests/data/test_packing.py",),
+        "self._pending = tokens[whole:]",
+        "self._pending = tokens[:0]",
+        ("tests/data/prepare/test_job.py",),
     ),
     Fault(
         "batches: a resumed run starts again",

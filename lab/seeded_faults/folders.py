@@ -83,14 +83,14 @@ FAULTS = (
     ),
     Fault(
         "lock: another's is removed at the end",
-        "            if _is_at(self._file, self.path):\n                self.path.unlink()",
-        "            self.path.unlink()",
+        "            if self.is_ours():\n                self.where.unlink()",
+        "            self.where.unlink()",
         _LOCK,
     ),
     Fault(
         "lock: the directory is not held",
-        "if granted and whole:",
-        "if granted and not whole:",
+        "if self.granted and whole:",
+        "if self.granted and not whole:",
         _LOCK,
     ),
     Fault(

@@ -23,7 +23,7 @@ FAULTS = (
     ),
     Fault(
         "norm of a mix: a layer gives the batch for the sequences of a memory",
-        "len(x) // jax.tree.leaves(memory)[0].shape[0] if write else 1",
+        "len(x) // groups if write else 1",
         "len(x) if write else 1",
         _MIX,
         under="fwpkm_jax/layers/memories/fast_weight.py",
@@ -97,8 +97,8 @@ FAULTS = (
     ),
     Fault(
         "product keys' cotangents: the queries' sign",
-        "jnp.sum(pulls, axis=-1, keepdims=True) * halves - to_queries",
-        "to_queries - jnp.sum(pulls, axis=-1, keepdims=True) * halves",
+        "jnp.sum(coefficients, axis=-1, keepdims=True) * halves - to_queries",
+        "to_queries - jnp.sum(coefficients, axis=-1, keepdims=True) * halves",
         _TOP_K,
     ),
     Fault(

@@ -35,8 +35,8 @@ FAULTS = (
     ),
     Fault(
         "memory layer: the halves of the query by head",
-        "halves = query.reshape(*query.shape[:-1], 2, -1)",
-        "halves = query.reshape(*query.shape[:-1], 2 * rule.num_heads, -1)",
+        "halves = query.astype(memory_dtype).reshape(*x.shape[:2], 2, -1)",
+        "halves = query.astype(memory_dtype).reshape(*x.shape[:2], 2 * rule.num_heads, -1)",
         _MEMORY,
     ),
     Fault(
@@ -59,8 +59,8 @@ FAULTS = (
     ),
     Fault(
         "memory: queries in bfloat16 skip their normaliser",
-        'if narrow and self.config.query_norm == "none" and projected.dtype == jnp.bfloat16:',
-        "if narrow and projected.dtype == jnp.bfloat16:",
+        'if not (narrow and self.config.query_norm == "none" and query.dtype == jnp.bfloat16):',
+        "if not (narrow and query.dtype == jnp.bfloat16):",
         ("tests/layers/test_fast_weight_gradients.py",),
     ),
     Fault(

@@ -53,12 +53,6 @@ FAULTS = (
         ("tests/data/prepare/test_job.py",),
     ),
     Fault(
-        "identity: old runs pass without a word",
-        '        _LOGGER.warning(\n            "This run was saved before',
-        '        _LOGGER.debug(\n            "This run was saved before',
-        _IDENTITY,
-    ),
-    Fault(
         "documents: a byte order mark is text",
         "bom = 3 if at == 0",
         "bom = 0 if at == 0",
@@ -96,8 +90,7 @@ FAULTS = (
     ),
     Fault(
         "slots: the temperature divides scores of any size",
-        "        scores = scores - jax.lax.stop_gradient(jnp.max(scores, axis=axis, "
-        "keepdims=True))\n",
+        "    scores = scores - jax.lax.stop_gradient(jnp.max(scores, axis=axis, keepdims=True))\n",
         "",
         ("tests/core/slots/test_addressing.py",),
     ),

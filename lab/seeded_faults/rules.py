@@ -8,8 +8,8 @@ _MATRIX = ("tests/rules/test_contract.py", "tests/rules/test_matrix_limits.py")
 FAULTS = (
     Fault(
         "FwPKM: the step forgets the heads",
-        "default_step = float(self.num_heads * self.top_k)",
-        "default_step = float(self.top_k)",
+        "step = float(rule.num_heads * rule.top_k)",
+        "step = float(rule.top_k)",
         _FWPKM,
     ),
     Fault(

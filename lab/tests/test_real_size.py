@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import carried_verdicts
 from benchmarks.compiled import executables
 from fwpkm_jax.rules import FwPKM
 from lab.study.real_size import evaluation, kernels, sizes, tables, text
@@ -209,7 +210,7 @@ def test_kernels_are_checked_side_by_side_and_verdicts_are_kept(tmp_path, monkey
     assert kernels.check_side_by_side("a GPU", run_apart) == expected
     # The barrier would break now.
     assert kernels.check_side_by_side("a GPU", run_apart) == expected
-    verdicts.give(tmp_path / "verdicts.json")
+    carried_verdicts.give(tmp_path / "verdicts.json")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     assert kernels.prepare(tmp_path / "verdicts.json")["taken"] == len(expected)
     assert kernels.check_side_by_side("a GPU", run_apart) == expected
@@ -247,7 +248,7 @@ def test_what_is_not_there_is_named(tmp_path):
 def test_a_sitting_packs_books_trains_in_turns_and_evaluates(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     carried, cache = tmp_path / "verdicts.json", tmp_path / "compiled"
-    verdicts.give(carried)
+    carried_verdicts.give(carried)
     kept = jax.config.values["jax_compilation_cache_dir"]
     write_books(tmp_path, books(6, 12_000), books(3, 8000, seed=1))
     packed, out = tmp_path / "packed", tmp_path / "out"

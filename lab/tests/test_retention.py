@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fwpkm_jax.core.streams.queue import Pending
+from fwpkm_jax.core.streams.pending import Pending
 from fwpkm_jax.data import TextData
 from fwpkm_jax.generation import init_generation
 from fwpkm_jax.paper.evaluation.domains import read_domains

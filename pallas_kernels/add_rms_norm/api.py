@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.numerics import rms_normalize
-from pallas_kernels.checks import FLOATS, ragged
-from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, refusal, run_kernels
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, run_kernels
+from pallas_kernels.refusals import FLOATS, ragged, refusal
 
 WIDEST = 2048
 """Widest rows of the kernels, whose threads hold a row and its cotangents in registers."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.mosaic_gpu import index32, launch_rows, row, rows_of, zeros
+from pallas_kernels.mosaic_gpu import NO_BARRIERS, index32, launch_grid, row, rows_of, zeros
 
 ROWS_FORWARD, ROWS_BACKWARD = 8, 32
 """Most rows of a program. A program of the backward pass writes one sum of the scale's gradient."""
@@ -56,12 +56,13 @@ def forward(
         first = jax.lax.axis_index("program") * rows
         jax.lax.fori_loop(0, rows, lambda i, _: of_row(first + index32(i), scale, refs), None)
 
-    normed, inverses, *totals = launch_rows(
+    normed, inverses, *totals = launch_grid(
         kernel,
         scale,
         x,
         *([branch] if with_branch else []),
-        programs=tokens // rows,
+        grid={"program": tokens // rows},
+        compiler=NO_BARRIERS,
         out_type=[result, jax.ShapeDtypeStruct((tokens,), jnp.float32), *[result] * with_branch],
         name="add_rms_norm",
     )
@@ -96,13 +97,14 @@ def backward(
 
         scale_bars[program] = jax.lax.fori_loop(0, rows, of_row, zeros(width))
 
-    x_bar, scale_bars = launch_rows(
+    x_bar, scale_bars = launch_grid(
         kernel,
         scale,
         total,
         inverses,
         *cotangents,
-        programs=tokens // rows,
+        grid={"program": tokens // rows},
+        compiler=NO_BARRIERS,
         out_type=[
             jax.ShapeDtypeStruct(total.shape, total.dtype),
             jax.ShapeDtypeStruct((tokens // rows, width), jnp.float32),

@@ -6,8 +6,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core import cross_entropy as reference
-from pallas_kernels.checks import FLOATS, ragged
-from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, refusal
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of
+from pallas_kernels.refusals import FLOATS, ragged, refusal
 
 WIDEST = 56_320
 """Most logits of a row that fit the shared memory of a GPU's processor."""

@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
 from pallas_kernels import dispatch
-from pallas_kernels.mosaic_gpu import WARPGROUP, index32
+from pallas_kernels.mosaic_gpu import WARPGROUP, index32, launch_grid
 
 TILE = 32
 """Groups of 128 logits that arrive together: 16 kB."""
@@ -95,25 +95,24 @@ def row_cross_entropy(
         if rest:
             write(full, rest, last)
 
-    losses, slopes = plgpu.kernel(
+    losses, slopes = launch_grid(
         kernel,
+        logits.reshape(tokens, -1, lanes),
+        labels,
+        weights,
         out_type=[
             jax.ShapeDtypeStruct((tokens,), jnp.float32),
             jax.ShapeDtypeStruct((tokens, vocab // lanes, lanes), dtype),
         ],
-        scratch_types=[
+        scratch=[
             *[plgpu.SMEM((full, TILE, lanes), jnp.float32)] * (full > 0),
             *[plgpu.SMEM((rest, lanes), jnp.float32)] * (rest > 0),
             plgpu.Barrier(num_barriers=tiles),
         ],
-        grid=(tokens,),
-        grid_names=("token",),
-        kernel_name="cross_entropy",
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
-        ),
-        interpret=dispatch.gpu_interpreter(),
-    )(logits.reshape(tokens, -1, lanes), labels, weights)
+        grid={"token": tokens},
+        name="cross_entropy",
+        compiler={"approx_math": True},
+    )
     return losses, slopes.reshape(tokens, vocab)
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from fwpkm_jax.core.slots.values.grouping import group_slots
-from pallas_kernels.checks import refuse_rows
-from pallas_kernels.dispatch import Backend, Kernel, Operation, refusal
+from pallas_kernels.dispatch import Backend, Kernel, Operation, custom_vjp
+from pallas_kernels.refusals import refusal, refuse_rows
 from pallas_kernels.row_gradients import add
 
 WIDEST = 1024
@@ -42,7 +42,7 @@ def embed(
     return _rows(chosen, table.shape[0], table, tokens)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@custom_vjp(fixed=2)
 def _rows(chosen: Kernel, vocab: int, table: jax.Array, tokens: jax.Array) -> jax.Array:
     del chosen, vocab
     return embed(table, tokens, backend="reference")

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float
 from fwpkm_jax.core.recurrence.gated_delta import GatedDeltaOutput
 from fwpkm_jax.core.recurrence.gated_delta import chunk_gated_delta_rule as reference
 from fwpkm_jax.core.recurrence.linear_recurrence import forgetting
-from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, refusal, run_kernels
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, run_kernels
 from pallas_kernels.gated_delta.arguments import (
     CHUNK,
     WIDEST_KEY,
@@ -16,6 +16,7 @@ from pallas_kernels.gated_delta.arguments import (
     WIDTH_STEP,
     Inputs,
 )
+from pallas_kernels.refusals import refusal
 
 
 def chunk_gated_delta_rule(

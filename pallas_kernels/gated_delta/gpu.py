@@ -28,12 +28,12 @@ def forward(
     """Output `[batch, length, heads, value]` with the final memory, and what `backward` reads."""
     query, key, value, log_decay, beta, start = Inputs(*inputs)
     vectors, whole = _vectors(log_decay, beta)
-    prepared = prepare(key, value, *vectors)
+    prepared = prepare(key, value, vectors)
     states, final = walk(
         prepared.own, prepared.left, prepared.right, whole, start, None, reverse=False
     )
     residuals = Residuals(states, prepared.inverse)
-    output = read(query, key, value, *vectors[:-1], residuals, scale=scale)
+    output = read(query, key, value, vectors, residuals, scale=scale)
     saved = Saved(Inputs(*inputs), residuals) if save else None
     return (output.astype(jnp.float32), final), saved
 
@@ -48,17 +48,17 @@ def backward(saved: Saved, cotangents: tuple[jax.Array, jax.Array], *, scale: fl
     d_after, d_start = walk(
         before.d_errors, before.right, before.left, whole, d_state, before.step, reverse=True
     )
-    cotangents = after_walk(query, key, value, vectors, residuals, d_output, d_after, scale=scale)
+    found = after_walk(query, key, value, vectors, residuals, d_output, d_after, scale=scale)
     # A token's log decay is part of three kinds of decay: from the start to this or a later token,
     # from an earlier token to the end, and of the whole chunk.
     later = jnp.tril(jnp.ones((CHUNK, CHUNK), jnp.float32))  # [r, t]: r >= t
     d_log_decay = (
-        cotangents.log_spans
-        + jnp.einsum("...r,rt->...t", cotangents.log_to_token, later, precision=HIGHEST)
-        + jnp.einsum("...s,ts->...t", cotangents.log_to_end, jnp.tril(later, -1), precision=HIGHEST)
+        found.log_spans
+        + jnp.einsum("...r,rt->...t", found.log_to_token, later, precision=HIGHEST)
+        + jnp.einsum("...s,ts->...t", found.log_to_end, jnp.tril(later, -1), precision=HIGHEST)
         + (whole * _inner(d_after, residuals.states))[..., None]
     )
-    return Inputs(*cotangents[:3], _to_length(d_log_decay), _to_length(cotangents.beta), d_start)
+    return Inputs(*found[:3], _to_length(d_log_decay), _to_length(found.beta), d_start)
 
 
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:

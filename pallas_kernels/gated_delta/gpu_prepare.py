@@ -55,34 +55,21 @@ class Prepared(NamedTuple):
     """Keys times the decay to the chunk's end, like `left`."""
 
 
-def prepare(
-    key: jax.Array,
-    value: jax.Array,
-    span_sums: jax.Array,
-    beta: jax.Array,
-    to_token: jax.Array,
-    to_end: jax.Array,
-) -> Prepared:
+def prepare(key: jax.Array, value: jax.Array, vectors: Vectors) -> Prepared:
     """The inverse of every chunk's triangular matrix, and the arrays that the walk reads.
 
     Args:
       key: `[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk.
       value: `[batch, length, heads, value]`, of the same dtype.
-      span_sums: `[batch, chunks, heads, levels, chunk]` float32, of the log decays.
-      beta: write strengths, `[batch, chunks, heads, chunk]` float32, like the vectors that follow.
-      to_token: decay from the chunk's start to each token.
-      to_end: decay from each token to the chunk's end.
+      vectors: decays and write strengths per token.
     """
-    place, width = beta.shape[:3], key.shape[-1]
+    place, width = vectors.beta.shape[:3], key.shape[-1]
     half = gpu_halves((*place, CHUNK, width), of=key.dtype)
     inverse, own, *halves = launch(
         _prepare_kernel,
         key,
         value,
-        span_sums,
-        beta,
-        to_token,
-        to_end,
+        *vectors,
         out_type=[
             jax.ShapeDtypeStruct((*place, CHUNK, CHUNK), key.dtype),
             jax.ShapeDtypeStruct((*place, CHUNK, value.shape[-1]), key.dtype),

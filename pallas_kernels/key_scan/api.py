@@ -9,15 +9,14 @@ from jaxtyping import Array, Float
 from fwpkm_jax.core.array_types import SubKeys
 from fwpkm_jax.core.slots.keys.scan import KeyLoops
 from fwpkm_jax.core.slots.write import KeyWrite
-from pallas_kernels.checks import LANES
 from pallas_kernels.dispatch import (
     Backend,
     Kernel,
     Operation,
     module_of,
-    refusal,
 )
 from pallas_kernels.product_top_k import api as product_top_k
+from pallas_kernels.refusals import LANES, refusal
 
 
 def key_loops(

@@ -19,13 +19,13 @@ from fwpkm_jax.core.slots.keys.scan import (
     KeyStep,
     ScannedChunk,
     StepSums,
-    pulls_of_scores,
+    coefficients_of_scores,
 )
 from fwpkm_jax.core.slots.values.exchange import of_chunk
 from fwpkm_jax.core.slots.write import (
     KeyWrite,
     SubKeyUsage,
-    addressing_pulls,
+    addressing_coefficients,
     of_chosen,
     usage_slopes,
 )
@@ -79,7 +79,7 @@ def _forward(top_k, key_write, keys, queries, token_weights):
         usage = SubKeyUsage(_summed(access), of_chunk(chunk, weights))
         choice, each = of_chunk(chunk, (_choice(ids, scores, heads), token_weights))
         slopes = of_chosen(usage_slopes(usage), choice.sub_key_ids)
-        pulls = addressing_pulls(
+        pulls = addressing_coefficients(
             choice.sub_key_scores,
             slopes,
             each,
@@ -139,7 +139,9 @@ def _backward(key_write, keys_bar, chunks, steps):
         def totals_of(slopes_bar: jax.Array) -> jax.Array:
             return _summed(totals(at, ids, _by_codebook(slopes_bar)[None], subkeys=subkeys)[0])
 
-        new = pulls_of_scores(one, how, pulls_bar, score=key_write.score, totals_of=totals_of)
+        new = coefficients_of_scores(
+            one, how, pulls_bar, score=key_write.score, totals_of=totals_of
+        )
         new = _by_codebook(new)
         # Kept for the queries, whose cotangents are computed for all chunks at once.
         pulls = jax.lax.dynamic_update_index_in_dim(pulls, new, chunk, 0)

@@ -25,7 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import dispatch
 from pallas_kernels.gated_delta.gpu_tiles import Halves, put, smem_halves
-from pallas_kernels.mosaic_gpu import index32
+from pallas_kernels.mosaic_gpu import index32, launch_grid
 from pallas_kernels.product_top_k.gpu_registers import by_column, by_row, laid_out, load, matrix
 from pallas_kernels.product_top_k.gpu_select import terms_of
 
@@ -157,13 +157,17 @@ def add(
         acc = plgpu.ACC((TILE, half), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
         sums[split, codebook, mine], totals[split, codebook, mine] = pl.run_scoped(accumulate, acc)
 
-    sums, totals = plgpu.kernel(
+    sums, totals = launch_grid(
         kernel,
+        *queries.refs,
+        chunk,
+        ids,
+        coefficients,
         out_type=[
             jax.ShapeDtypeStruct((splits, codebooks, subkeys, half), jnp.float32),
             jax.ShapeDtypeStruct((splits, codebooks, subkeys), jnp.float32),
         ],
-        scratch_types=[
+        scratch=[
             smem_halves(TILE, TILE, slots=groups),
             smem_halves(TILE, half, slots=SLOTS, of=jnp.bfloat16 if one_term else jnp.float32),
             plgpu.SMEM((SLOTS, top_k, TILE), jnp.int32),
@@ -172,14 +176,11 @@ def add(
             plgpu.Barrier(num_arrivals=len(queries.refs), num_barriers=SLOTS),
             plgpu.Barrier(num_arrivals=groups, num_barriers=SLOTS),
         ],
-        grid=(subkeys // TILE // groups, codebooks, splits),
-        grid_names=("tile", "codebook", "split"),
+        grid={"tile": subkeys // TILE // groups, "codebook": codebooks, "split": splits},
         num_threads=groups,
         thread_name="group",
-        kernel_name="key_scan_add",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=dispatch.gpu_interpreter(),
-    )(*queries.refs, chunk, ids, coefficients)
+        name="key_scan_add",
+    )
     return sums, totals
 
 
@@ -248,18 +249,16 @@ def totals(
         total = jax.lax.fori_loop(0, tiles, step, _nothing())
         out[part, codebook, pl.ds(tile * TILE, TILE)] = jnp.sum(total, axis=0)
 
-    sums, *shares = plgpu.kernel(
+    sums, *shares = launch_grid(
         kernel,
+        *(x for x in (chunk, ids, coefficients, weights) if x is not None),
         out_type=[
             jax.ShapeDtypeStruct((parts, codebooks, subkeys), jnp.float32),
             *[jax.ShapeDtypeStruct((codebooks, top_k, tokens), jnp.float32)] * weighted,
         ],
-        grid=(subkeys // TILE, codebooks, parts),
-        grid_names=("tile", "codebook", "part"),
-        kernel_name="key_scan_totals",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=dispatch.gpu_interpreter(),
-    )(chunk, ids, coefficients, *(() if weights is None else (weights,)))
+        grid={"tile": subkeys // TILE, "codebook": codebooks, "part": parts},
+        name="key_scan_totals",
+    )
     return sums, shares[0] if shares else None
 
 

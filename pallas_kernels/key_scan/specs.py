@@ -82,7 +82,7 @@ def errors_of(
     def results(loops: KeyLoops, keys: jax.Array, queries: jax.Array, weights: jax.Array) -> Any:
         def scan(*arrays: jax.Array) -> Any:
             find = functools.partial(best_sub_keys, top_k=spec.top_k)
-            out = key_scan(*arrays, find, key_write, loops)
+            out: Any = key_scan(*arrays, find, key_write, loops)
             return (out.keys, out.choice.sub_key_scores), out.choice.sub_key_ids
 
         out, back, ids = jax.vjp(scan, keys, queries, weights, has_aux=True)

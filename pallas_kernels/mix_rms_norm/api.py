@@ -6,8 +6,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.numerics import rms_normalize
-from pallas_kernels.checks import FLOATS, ragged
-from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, refusal, run_kernels
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, run_kernels
+from pallas_kernels.refusals import FLOATS, ragged, refusal
 
 WIDEST = 1024
 """Widest rows of the kernels, whose threads hold two rows and their cotangents in registers."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pallas_kernels.mosaic_gpu import index32, launch_rows, row, rows_of
+from pallas_kernels.mosaic_gpu import NO_BARRIERS, index32, launch_grid, row, rows_of
 
 ROWS = 8
 """Most rows of a program."""
@@ -55,12 +55,13 @@ def forward(
 
         jax.lax.fori_loop(0, rows, of_row, None)
 
-    normed, inverses = launch_rows(
+    normed, inverses = launch_grid(
         kernel,
         x.reshape(tokens, width),
         y.reshape(tokens, width),
         gate.reshape(tokens),
-        programs=tokens // rows,
+        grid={"program": tokens // rows},
+        compiler=NO_BARRIERS,
         out_type=[
             jax.ShapeDtypeStruct((tokens, width), dtype),
             jax.ShapeDtypeStruct((tokens,), jnp.float32),
@@ -99,14 +100,15 @@ def backward(
         jax.lax.fori_loop(0, rows, of_row, None)
 
     like = jax.ShapeDtypeStruct((tokens, width), jnp.float32)
-    x_bar, y_bar, gate_bar = launch_rows(
+    x_bar, y_bar, gate_bar = launch_grid(
         kernel,
         x.reshape(tokens, width),
         y.reshape(tokens, width),
         gate.reshape(tokens),
         inverses.reshape(tokens),
         normed_bar.reshape(tokens, width),
-        programs=tokens // rows,
+        grid={"program": tokens // rows},
+        compiler=NO_BARRIERS,
         out_type=[like, like, jax.ShapeDtypeStruct((tokens,), jnp.float32)],
         name="mix_rms_norm_back",
     )

@@ -1,7 +1,7 @@
 """`select_slots`: chooses an implementation of the operation and defines its derivatives."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +18,20 @@ from fwpkm_jax.core.slots.keys.addressing import (
     best_sub_keys,
     slot_weights,
 )
-from fwpkm_jax.core.slots.keys.gradients import keys_cotangent, queries_cotangent, score_pulls
+from fwpkm_jax.core.slots.keys.gradients import (
+    keys_cotangent,
+    queries_cotangent,
+    score_coefficients,
+)
 from pallas_kernels.dispatch import (
     Backend,
     Implementation,
     Kernel,
     Operation,
+    custom_vjp,
     module_of,
-    refusal,
 )
+from pallas_kernels.refusals import refusal
 
 WIDEST_HALF = {"gpu": 320, "tpu": 512}
 """Largest supported width of half a query. A GPU program keeps three bfloat16 terms of 64 halves
@@ -121,15 +126,15 @@ def pair_sub_keys(
     return _pair(chosen, num_subkeys, *choice)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@custom_vjp(fixed=3)
 def _choose(
     chosen: Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
 ) -> SubKeyChoice:
     """The best sub-keys by one implementation; gradients flow through their scores alone."""
-    how: Any = {"top_k": top_k, "score": score}
     if chosen == "reference":
-        return best_sub_keys(queries, keys, **how)
-    return module_of("product_top_k", chosen).choose_sub_keys(queries, keys, **how)
+        return best_sub_keys(queries, keys, top_k=top_k, score=score)
+    kernels = module_of("product_top_k", chosen)
+    return kernels.choose_sub_keys(queries, keys, top_k=top_k, score=score)
 
 
 def _choose_forward(chosen, top_k, score, queries, keys):
@@ -140,7 +145,7 @@ def _choose_forward(chosen, top_k, score, queries, keys):
 
 def _choose_backward(chosen, top_k, score, residuals, cotangents):
     queries, keys, (ids, scores) = residuals
-    pulls = score_pulls(scores, cotangents[1], score=score)
+    pulls = score_coefficients(scores, cotangents[1], score=score)
     to_queries = queries_cotangent(queries, keys, ids, pulls, score=score)
     return to_queries, keys_cotangent(queries, keys, ids, pulls, score=score)
 
@@ -148,7 +153,7 @@ def _choose_backward(chosen, top_k, score, residuals, cotangents):
 _choose.defvjp(_choose_forward, _choose_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@custom_vjp(fixed=2)
 def _pair(
     chosen: Implementation, num_subkeys: int, ids: jax.Array, scores: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -193,7 +198,7 @@ def refuses(
 
 
 def _refuses_pairs(_: Kernel, choice: SubKeyChoice, *, num_subkeys: int) -> str | None:
-    dtype, (tokens, _, _, top_k) = choice.sub_key_scores.dtype, choice.sub_key_ids.shape
+    dtype, tokens, top_k = (choice.sub_key_scores.dtype, *choice.sub_key_ids.shape[::3])
     large = num_subkeys > 1024 or top_k > 32
     return refusal(
         (dtype != jnp.float32, f"scores in {dtype}; they must be float32"),

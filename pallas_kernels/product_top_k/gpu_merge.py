@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import dispatch
-from pallas_kernels.mosaic_gpu import index32
+from pallas_kernels.mosaic_gpu import index32, launch_grid
 from pallas_kernels.product_top_k import layout
 from pallas_kernels.product_top_k.gpu_registers import NOTHING, load
 
@@ -23,17 +23,16 @@ def merge(
     """Ids and scores of the best slots, `[heads, top_k, tokens]`."""
     codebooks, top_k, tokens = sub_key_ids.shape
     shape = (codebooks // 2, top_k, tokens)
-    ids, scores = plgpu.kernel(
+    ids, scores = launch_grid(
         functools.partial(_merge_kernel, subkeys=subkeys, top_k=top_k),
+        sub_key_ids,
+        sub_key_scores,
         out_type=[
             jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
         ],
-        grid=(tokens // THREADS, codebooks // 2),
-        grid_names=("tile", "head"),
-        kernel_name="product_top_k_merge",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=dispatch.gpu_interpreter(),
-    )(sub_key_ids, sub_key_scores)  # fmt: skip
+        grid={"tile": tokens // THREADS, "head": codebooks // 2},
+        name="product_top_k_merge",
+    )  # fmt: skip
     return ids, scores
 
 

@@ -24,7 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from fwpkm_jax.core.slots.keys.addressing import IDW_EPSILON, Score
 from pallas_kernels import dispatch
-from pallas_kernels.mosaic_gpu import index32
+from pallas_kernels.mosaic_gpu import index32, launch_grid
 from pallas_kernels.product_top_k.gpu_registers import (
     NOTHING,
     by_column,
@@ -110,27 +110,16 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
             collective_axes="group",
         )
 
-    grid = {
-        "grid": (queries.shape[1] // TOKENS, columns // half),
-        "grid_names": ("tile", "codebook"),
-        "num_threads": groups,
-        "thread_name": "group",
-    }
-    params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+    grid = {"tile": queries.shape[1] // TOKENS, "codebook": columns // half}
+    threads: Any = {"num_threads": groups, "thread_name": "group"}
     if out_type:
-        return plgpu.kernel(
-            kernel,
-            out_type=out_type,
-            **grid,
-            kernel_name=_NAME,
-            compiler_params=params,
-            interpret=dispatch.gpu_interpreter(),
-        )(*operands)
+        how: Any = {"out_type": out_type, "grid": grid, "name": _NAME}
+        return launch_grid(kernel, *operands, **how, **threads)
     # `plgpu.kernel` can be batched, but does not pass refs on in jax 0.10.
     return pl.kernel(
         kernel,
-        mesh=plgpu.Mesh(**grid),
-        compiler_params=params,
+        mesh=plgpu.Mesh(grid=(*grid.values(),), grid_names=(*grid,), **threads),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=dispatch.gpu_interpreter() or False,
         name=_NAME,
     )(*operands)

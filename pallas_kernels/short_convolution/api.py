@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.numerics import l2_normalize
 from fwpkm_jax.core.sequence.convolution import causal_convolution
-from pallas_kernels.checks import FLOATS
-from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, refusal, run_kernels
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, run_kernels
+from pallas_kernels.refusals import FLOATS, refusal
 from pallas_kernels.short_convolution.arguments import Part, channels_of, joined_inputs, parts_of
 
 WIDEST = 8

@@ -1,5 +1,6 @@
 """How the columns of a projection become the convolution's results."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,21 +45,15 @@ class Columns(NamedTuple):
 
 def columns_of(parts: Sequence[Part]) -> list[Columns]:
     """Where each part lies in a group."""
-    found, start = [], 0
-    for part in parts:
-        found.append(Columns(start, start + part.width))
-        start += part.width
-    return found
+    ends = itertools.accumulate(part.width for part in parts)
+    return [Columns(end - part.width, end) for part, end in zip(parts, ends, strict=True)]
 
 
 def channels_of(parts: Sequence[Part], groups: int) -> list[Columns | None]:
     """Where each part lies among the channels of the taps; None for one that has none."""
-    found, start = [], 0
-    for part in parts:
-        size = groups * part.width
-        found.append(Columns(start, start + size) if part.convolved else None)
-        start += size if part.convolved else 0
-    return found
+    sizes = [groups * part.width * part.convolved for part in parts]
+    places = zip(sizes, itertools.accumulate(sizes), strict=True)
+    return [Columns(end - size, end) if size else None for size, end in places]
 
 
 def parts_of(

@@ -10,17 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import gpu_interpreter
+from pallas_kernels.mosaic_gpu import launch_grid
 from pallas_kernels.short_convolution.arguments import EPS, Arrays, Part, parts_of
 from pallas_kernels.short_convolution.gpu_back import backward as backward
 from pallas_kernels.short_convolution.gpu_program import (
+    COMPILER,
     IN_FLIGHT,
     Block,
     activated,
-    compiler_params,
     for_each_block,
+    grid_of,
     inputs_before_tile,
     load,
     over_columns,
@@ -112,15 +112,14 @@ def forward(
         for_each_block(blocks, of_block)
 
     shapes = [(batch, length, block.rows, block.width) for block in blocks]
-    made = plgpu.kernel(
+    made = launch_grid(
         kernel,
+        *leaves,
         out_type=[jax.ShapeDtypeStruct(shape, dtype) for shape in shapes],
-        grid=(sum(block.programs for block in blocks), length // tile, batch),
-        grid_names=("block", "tile", "batch"),
-        kernel_name="short_convolution",
-        compiler_params=compiler_params(),
-        interpret=gpu_interpreter(),
-    )(*leaves)
+        grid=grid_of(blocks, tiles=length // tile, batch=batch),
+        name="short_convolution",
+        compiler=COMPILER,
+    )
     results = iter(y.reshape(batch, length, -1) for y in made)
     whole = zip(parts_of(x, parts), parts, strict=True)
     results = tuple(next(results) if part.convolved else y for y, part in whole)

@@ -12,16 +12,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import gpu_interpreter
+from pallas_kernels.mosaic_gpu import launch_grid
 from pallas_kernels.short_convolution.arguments import EPS, Arrays, Part
 from pallas_kernels.short_convolution.gpu_program import (
+    COMPILER,
     IN_FLIGHT,
     Block,
     activated,
-    compiler_params,
     for_each_block,
+    grid_of,
     inputs_before_tile,
     laid_out,
     load,
@@ -176,15 +176,14 @@ def backward(
 
         for_each_block(blocks, of_block)
 
-    results = plgpu.kernel(
+    results = launch_grid(
         kernel,
+        *leaves,
         out_type=out_leaves,
-        grid=(sum(block.programs for block in blocks), tiles, batch),
-        grid_names=("block", "tile", "batch"),
-        kernel_name="short_convolution_back",
-        compiler_params=compiler_params(),
-        interpret=gpu_interpreter(),
-    )(*leaves)
+        grid=grid_of(blocks, tiles=tiles, batch=batch),
+        name="short_convolution_back",
+        compiler=COMPILER,
+    )
     out = jax.tree.unflatten(out_structure, results)
 
     def joined(of_blocks: list[jax.Array | None]) -> jax.Array:

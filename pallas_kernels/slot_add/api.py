@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 from fwpkm_jax.core.array_types import SlotWeights, TokenValues, ValueTable
 from fwpkm_jax.core.slots.values.grouping import SlotGroups
 from fwpkm_jax.core.slots.values.rows import add_rows
-from pallas_kernels.checks import refuse_rows
 from pallas_kernels.dispatch import Backend, Kernel, Operation
+from pallas_kernels.refusals import refuse_rows
 from pallas_kernels.row_gradients import add
 
 

@@ -14,9 +14,8 @@ from fwpkm_jax.core.array_types import (
 from fwpkm_jax.core.slots.values.rows import dot_rows
 from fwpkm_jax.core.slots.values.table import slot_read as weighted_rows
 from fwpkm_jax.core.slots.write import PLAIN
-from pallas_kernels.checks import refuse_rows
 from pallas_kernels.dispatch import Backend, Operation
-from pallas_kernels.row_gradients import dot, read
+from pallas_kernels.refusals import refuse_rows
 
 
 class SlotRead(NamedTuple):
@@ -69,6 +68,8 @@ def slot_read(
     chex.assert_equal_shape([slot_ids, weights])
     chosen = SLOT_READ.choose(backend, values, weights, target, write_weight)
     if chosen != "reference":
+        from pallas_kernels.row_gradients import read
+
         return SlotRead(*read(chosen, values, slot_ids, weights, target, write_weight))
     output = weighted_rows(values.astype(weights.dtype), slot_ids, weights)
     if target is None or write_weight is None:
@@ -98,6 +99,8 @@ def slot_dot(
     chex.assert_equal_shape_prefix([slot_ids, vectors], 1)
     chosen = SLOT_DOT.choose(backend, values, vectors)
     if chosen != "reference":
+        from pallas_kernels.row_gradients import dot
+
         return dot(chosen, values, slot_ids, vectors)
     return dot_rows(values.astype(vectors.dtype), slot_ids, vectors)
 

@@ -123,6 +123,13 @@ def test_a_pattern_names_files(put, place):
     ]
 
 
+@PLACES
+def test_titles_with_such_words_are_no_splits(put, place):
+    titles = ["a_slow_train", "the.test", "one", "two", "three"]
+    path = put(place, {f"{title}.txt": "" for title in titles})
+    assert len(below(path)) == 5
+
+
 SAVED = json.dumps({"_data_files": [{"filename": "data-0.arrow"}]})
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n"
 

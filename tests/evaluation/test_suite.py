@@ -14,7 +14,7 @@ from flax import nnx
 
 from fwpkm_jax.cli.eval_command import main, options_type
 from fwpkm_jax.config import Experiment
-from fwpkm_jax.data import RecallData, TextData, TokenFile, write_token_file
+from fwpkm_jax.data import RecallData, TextData, TokenFile
 from fwpkm_jax.evaluation import EVALS, Subject, choose_suite, run_suite
 from fwpkm_jax.evaluation.display.tables import format_table
 from fwpkm_jax.evaluation.forecast import Forecast
@@ -25,6 +25,7 @@ from fwpkm_jax.outside_files import OutsideFileError
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig, Checkpoints
 from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.state import MemoryConfig, init_state
+from tests.data.plain_writer import write_token_file
 from tests.evaluation.conftest import tiny_model_config
 
 RECALL = RecallData(

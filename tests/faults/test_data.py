@@ -15,9 +15,9 @@ from fwpkm_jax.data import (
     load_tokenizer,
     make_dataset,
     stream_documents,
-    write_token_file,
 )
 from fwpkm_jax.run.train import train
+from tests.data.plain_writer import write_token_file
 from tests.training.tiny_config import get_config
 
 LINE = "a line of the text that every test here is made of\n"

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import tarfile
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -48,15 +47,6 @@ def canary(tmp_path):
 def beside(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    return path
-
-
-def archive(path: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w") as file:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            file.addfile(info, io.BytesIO(content))
     return path
 
 
@@ -106,7 +96,7 @@ READERS = {
     "LongBench": lambda at, bad: list(
         read_samples(zipped(at / "x.zip", {"data/hotpotqa.jsonl": bad}), "hotpotqa")
     ),
-    "novels": lambda at, bad: records(lambada(archive(at / "x.tar", {NOVEL: bad}))),
+    "novels": lambda at, bad: records(lambada(beside(at / NOVEL, bad).parents[1])),
     "Parquet": lambda at, bad: records(text_files(beside(at / "x.parquet", bad))),
     "Zarr": lambda at, bad: ZarrArray.open(beside(at / ".zarray", bad).parent, wanted="it"),
     "config": lambda at, bad: read_experiment(beside(at / "config.json", bad).parent),
@@ -212,19 +202,11 @@ def test_nothing_leaves_an_archive(fault, tmp_path):
     """Names that lead outside are read as names; no member becomes a file."""
     folder = tmp_path / "in"
     folder.mkdir()
-    text = b"once upon a time"
-    members = {**dict.fromkeys(OUTSIDE, b"out"), NOVEL: text}
-    links = tarfile.TarInfo("train-novels/a/link.txt")
-    links.type, links.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    path = archive(folder / "x.tar", members)
-    with tarfile.open(path, "a") as file:
-        file.addfile(links)
     record = {"context": "c", "input": "i", "answers": ["a"], "length": 1, "language": "en"}
     task = {"data/hotpotqa.jsonl": json.dumps(record).encode()}
     zipped(folder / "x.zip", {**dict.fromkeys(OUTSIDE, b"out"), **task})
     before = sorted(tmp_path.rglob("*"))
-    with fault("an archive whose names lead outside", 2 * len(OUTSIDE)):
-        assert [x.content for x in records(lambada(path))] == [text.decode()]
+    with fault("an archive whose names lead outside", len(OUTSIDE)):
         assert len(list(read_samples(folder / "x.zip", "hotpotqa"))) == 1
         assert sorted(tmp_path.rglob("*")) == before
         assert not Path("/tmp/escaped-fwpkm").exists()

@@ -235,7 +235,7 @@ def refused(changes):
         leave(batch, changes["batch_slot"])
     elif what == "other base":
         memory = model.init_memory(jax.random.key(2))
-        other = open_batch(model, memory, batch=2, capacity=CAPACITY, max_length=LENGTH)
+        other = open_batch(model, memory, batch_slots=2, capacity=CAPACITY, max_length=LENGTH)
         join(model, batch, None, user=leave(*join(model, other, [1])).user)
     elif what == "two":
         memory = model.init_memory(jax.random.key(1), groups=2)

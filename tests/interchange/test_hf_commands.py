@@ -16,6 +16,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from benchmarks.paper.parameters import count_parameters
 from fwpkm_jax import load_config
 from fwpkm_jax.cli import program
 from fwpkm_jax.data.tokenizers import load_tokenizer
@@ -36,7 +37,6 @@ from fwpkm_jax.layers import (
 )
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
-from fwpkm_jax.models.parameters import count_parameters
 from fwpkm_jax.run import load_run
 from fwpkm_jax.whole_files import write_json
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from fwpkm_jax.cli import import_command as imports
+from fwpkm_jax.cli import main
 from fwpkm_jax.interchange import Weights, export_run, read_folder, start_run
 from fwpkm_jax.interchange.hf import open_folder, read_weights
 from fwpkm_jax.outside_files import OutsideFileError
 from fwpkm_jax.paper.release import from_release, read_release, to_release
-from fwpkm_jax.safetensors_file import SafetensorsFile
+from fwpkm_jax.storage.safetensors_file import SafetensorsFile
 from tests.interchange.test_weights import MODEL, weights_of
 
 QWEN = {
@@ -88,7 +88,7 @@ def test_a_number_that_is_not_finite_is_refused_and_its_tensor_named(tmp_path, b
     name = "model.layers.0.mlp.up_proj.weight"
     tensors[name][3, 5] = bad
     folder, run = qwen_folder(tmp_path / "hf", tensors), tmp_path / "run"
-    assert imports.main(["hf", str(folder), str(run)]) == 2
+    assert main(["import", "hf", str(folder), str(run)]) == 2
     error = capsys.readouterr().err
     assert f"model.safetensors, tensor '{name}' holds NaN or infinity in 1 of 96 numbers" in error
     assert error.count("\n") == 1
@@ -374,7 +374,7 @@ def test_a_tokenizer_with_more_ids_than_the_embedding_is_refused_at_the_import(t
     tensors = {n: x[:260] if x.shape[0] == 300 else x for n, x in qwen_tensors().items()}
     folder = qwen_folder(tmp_path / "hf", tensors, vocab_size=260)
     path = save_tokenizer(folder)
-    assert imports.main(["hf", str(folder), str(tmp_path / "run")]) == 2
+    assert main(["import", "hf", str(folder), str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
     assert f"{path} has ids up to" in error
     assert "the embedding beside it has 260 rows" in error

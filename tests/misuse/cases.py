@@ -343,7 +343,6 @@ RUNS = [
         "A run directory below a file",
         lambda: command("train", "--run_dir", a_file() / "run"),
     ),
-    Misuse("A misspelt option", lambda: command("train", "--model.fast_weight.chunk_sise", "8")),
     Misuse("A misspelt config", lambda: command("train", "recal")),
     Misuse(
         "A memory for each document that is carried from batch to batch",

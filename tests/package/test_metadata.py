@@ -41,7 +41,7 @@ def test_everything_the_package_imports_is_a_declared_dependency():
     """Tests run with [dev] installed, a user's environment without it."""
     extras = PROJECT["optional-dependencies"]
     declared = [*PROJECT["dependencies"]]
-    for name in ("plots", "tensorboard", "tokenizers", "data", "buckets", "lm-eval", "wandb"):
+    for name in ("plots", "tensorboard", "tokenizers", "data", "hf", "buckets", "lm-eval", "wandb"):
         declared += extras[name]  # Where asked for.
     known = {module_of(requirement) for requirement in declared}
     known |= {"ml_dtypes", "scipy", "absl"}  # jax and grain require them.

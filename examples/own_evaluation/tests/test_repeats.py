@@ -7,7 +7,7 @@ import pytest
 from own_evaluation import REPEATS, RepeatsConfig
 from own_evaluation.repeats import repeated
 
-from fwpkm_jax.cli import eval_command, report_command
+from fwpkm_jax.cli import main
 from fwpkm_jax.evaluation import EVALS, PerplexityConfig
 from fwpkm_jax.evaluation.sources import text_sources
 from fwpkm_jax.run.evaluate import subject_of
@@ -44,12 +44,12 @@ def test_both_kinds_together_are_what_perplexity_scores(run):
 
 def test_the_command_knows_it_and_the_report_shows_it(run, capsys):
     options = ["--suite", "repeats", "--repeats.context", "1"]
-    assert eval_command.main([str(run), "--plugins", "own_evaluation", *options]) == 0
+    assert main(["eval", str(run), "--plugins", "own_evaluation", *options]) == 0
     assert "loss, writing" in capsys.readouterr().out
     record = json.loads((run / "results" / "repeats.json").read_text())
     assert record["config"]["context"] == 1
     assert REPEATS.title in (run / "results" / "report.html").read_text()
-    assert report_command.main([str(run)]) == 0
+    assert main(["report", str(run)]) == 0
 
 
 def test_options_out_of_range_are_refused():

@@ -120,6 +120,7 @@ def masked_attention(
     query = query.reshape(batch, queries, kv_heads, heads // kv_heads, head)
     scores = jnp.einsum("bqhrd,bkhd->bhrqk", query, key, preferred_element_type=dtype)
     at, key_at = query_positions[:, :, None], key_positions[:, None, :]
+    # Causality by position, so that caches and padding need no masks of their own.
     seen = (key_at >= 0) & (key_at <= at)
     if window is not None:
         seen &= key_at > at - window
@@ -133,6 +134,7 @@ def masked_attention(
     seen = seen[:, None, None]
     # A finite score for hidden keys, so that a row without any seen key has no NaN in it.
     scores = jnp.where(seen, scores * head**-0.5, 0.5 * jnp.finfo(dtype).min)
+    # Again, because a row without any key would have equal weights.
     weights = jnp.where(seen, jax.nn.softmax(scores, axis=-1), 0).astype(value.dtype)
     output = jnp.einsum("bhrqk,bkhd->bqhrd", weights, value, preferred_element_type=dtype)
     return output.reshape(batch, queries, heads, head).astype(value.dtype)
@@ -163,6 +165,7 @@ def query_block_attention(
         x = jnp.pad(x, widths, constant_values=fill)
         return jnp.moveaxis(x.reshape(batch, -1, block, *x.shape[2:]), 1, 0)
 
+    # Within a loop nothing could be shared, so that no barrier against it is needed.
     @partial(jax.checkpoint, prevent_cse=False)
     def attend(part):
         query, positions, documents = part
@@ -194,6 +197,7 @@ def cudnn_attention(
       positions: 0, 1, 2, ... for real tokens, which come first; -1 behind them.
       window: as in `masked_attention`.
     """
+    # cuDNN counts the tokens to the left, without the query's own.
     local = None if window is None else (window - 1, 0)
     output = jax.nn.dot_product_attention(
         query, key, value, is_causal=True, local_window_size=local, implementation="cudnn"
@@ -204,16 +208,17 @@ def cudnn_attention(
 
 def cudnn_refusal(query: jax.Array, persistent: Any = None, documents: Any = None) -> str | None:
     """Why cuDNN cannot attend with such queries and rows on this machine, or None."""
-    for name, given in {"persistent keys": persistent, "documents": documents}.items():
-        if given is not None:
-            return f"it takes no {name}"
-    if jax.default_backend() != "gpu":
-        return f"the device is a {jax.default_backend()}"
-    if query.dtype not in (jnp.bfloat16, jnp.float16):
-        return f"activations are {query.dtype}, not bfloat16 or float16"
-    if query.shape[-1] % 8 or query.shape[-1] > 128:
-        return f"heads of width {query.shape[-1]} are not a multiple of 8 up to 128"
-    return None
+    device, width = jax.default_backend(), query.shape[-1]
+    reasons = {
+        "it takes no persistent keys": persistent is not None,
+        "it takes no documents": documents is not None,
+        f"the device is a {device}": device != "gpu",
+        f"activations are {query.dtype}, not bfloat16 or float16": (
+            query.dtype not in (jnp.bfloat16, jnp.float16)
+        ),
+        f"heads of width {width} are not a multiple of 8 up to 128": width % 8 or width > 128,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def whole_sequence_attention(
@@ -294,11 +299,15 @@ def attend_causally(
     """
     length = query.shape[1]
     attend: Callable[..., jax.Array] = masked_attention
+    # Two blocks of keys for each block of queries pay only where there are more than two.
     if window is not None and length > 2 * window:
         attend = blockwise_attention
     elif length > _WHOLE_LENGTH:
         attend = partial(query_block_attention, block=_WHOLE_LENGTH // 2)
-    key, value, key_positions = in_front(persistent, key, value, key_positions)
+    num_persistent = 0
+    if persistent is not None:
+        key, value, key_positions = in_front(persistent, key, value, key_positions)
+        num_persistent = persistent.key.shape[0]
     before = ((0, 0), (key.shape[1] - length, 0))
     return attend(
         query,
@@ -307,7 +316,7 @@ def attend_causally(
         query_positions=positions,
         key_positions=key_positions,
         window=window,
-        num_persistent=0 if persistent is None else persistent.key.shape[0],
+        num_persistent=num_persistent,
         query_documents=documents,
         key_documents=None if documents is None else jnp.pad(documents, before),
     )
@@ -390,6 +399,7 @@ def blockwise_attention(
         first, x = x[:, :num_persistent], pad(x[:, num_persistent:], fill)
         x = x.reshape(batch, blocks + 1, window, *x.shape[2:])
         first = jnp.broadcast_to(first[:, None], (batch, blocks, *first.shape[1:]))
+        # A window of this size reaches back into the block before, and no further.
         x = jnp.concatenate([first, x[:, :-1], x[:, 1:]], axis=2)
         return x.reshape(batch * blocks, num_persistent + 2 * window, *x.shape[3:])
 

@@ -82,10 +82,11 @@ def move_keys(
     if key_write.clip is not None:
         raise ValueError(f"clip={key_write.clip} of a key write needs a scan of steps; use None.")
     loops = KeyLoops() if loops_of is None else loops_of(keys, queries)
-    moved, choice = key_scan(keys, queries, token_weights, find, key_write, loops)
+    moved: Any = key_scan(keys, queries, token_weights, find, key_write, loops)
+    # The losses of all chunks at once; the scan itself does not need them.
     usage = jax.vmap(functools.partial(sub_key_usage, num_subkeys=keys.shape[2]))
-    loss = jax.vmap(usage_loss)(usage(choice, token_weights=token_weights))
-    return MovedKeys(moved, choice, jax.lax.stop_gradient(loss))
+    loss = jax.vmap(usage_loss)(usage(moved.choice, token_weights=token_weights))
+    return MovedKeys(moved.keys, moved.choice, jax.lax.stop_gradient(loss))
 
 
 def _move_with_other_devices(
@@ -107,6 +108,7 @@ def _move_with_other_devices(
         queries = queries.astype(keys.dtype)
         choice = find(queries, keys)
         usage = sub_key_usage(choice, num_subkeys=keys.shape[2], token_weights=weights)
+        # The loss is of all tokens of the chunk, and so are the sums in its gradient.
         usage = jax.lax.psum(usage, token_axes)
         gradient = key_write.gradient(keys, queries, choice, token_weights=weights, usage=usage)
         keys = key_write.step(keys, jax.lax.psum(gradient, token_axes))
@@ -198,8 +200,9 @@ def write_values(
     if len(parts) > 1:  # To the scan, the next step is a chunk of the same tokens.
         ids, groups = jax.tree.map(lambda x: jnp.repeat(x, len(parts), axis=0), (ids, groups))
         rows = jax.tree.map(lambda *x: jnp.stack(x, axis=1).reshape(-1, *x[0].shape[1:]), *parts)
+    # A reshape of leading axes copies nothing.
     table = values.reshape(num_groups * num_slots, -1)
-    out = value_scan(table, ids, rows, groups, write, ops)
+    out: Any = value_scan(table, ids, rows, groups, write, ops)
     output = out.output[:: len(parts)].reshape(chunks, num_groups, tokens, -1).swapaxes(0, 1)
     change = out.squared_change.reshape(chunks, len(parts), num_groups, tokens).sum((1, 3))
     return WrittenValues(out.values.reshape(values.shape), output, jnp.sqrt(change.T))

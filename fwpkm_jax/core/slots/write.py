@@ -27,14 +27,14 @@ References: Zhao and Jones 2026, arXiv:2601.00671.
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenWeights, ValueTable
-from fwpkm_jax.core.chunks import Cut
+from fwpkm_jax.core.chunks import ChunkSizeTag
 from fwpkm_jax.core.slots.keys.addressing import Address, Score, SubKeyChoice, split_halves
 from fwpkm_jax.core.slots.keys.sums import add_to_sub_keys, sub_key_totals
 
@@ -58,7 +58,7 @@ class SlotChunk(NamedTuple):
     counted: jax.Array
     addressed: jax.Array
     factor: jax.Array | None = None
-    cut: Cut | None = None
+    cut: ChunkSizeTag | None = None
 
     @property
     def error_weight(self) -> jax.Array:
@@ -190,13 +190,17 @@ def sub_key_access(
 
 def _softmax(scores: Float[Array, "*queries top_k"]) -> Float[Array, "*queries top_k"]:
     """The softmax of scores of which the first is the best."""
+    # Scores are sorted, so the first is the largest and no reduction looks for it.
     parts = jnp.exp(scores - jax.lax.stop_gradient(scores[..., :1]))
     return parts / _sum_of_places(parts)
 
 
 def _sum_of_places(x: Float[Array, "*queries top_k"]) -> Float[Array, "*queries 1"]:
     """Sums one place after the other: a GPU computes this with what follows, and no reduction."""
-    return sum((x[..., place : place + 1] for place in range(1, x.shape[-1])), x[..., :1])
+    total = x[..., :1]
+    for place in range(1, x.shape[-1]):
+        total = total + x[..., place : place + 1]
+    return total
 
 
 def _weight(usage: SubKeyUsage) -> jax.Array:
@@ -250,7 +254,7 @@ def of_chosen_by_head(
     return of_sub_keys[head, jnp.arange(2)[:, None], sub_key_ids]
 
 
-def addressing_pulls(
+def addressing_coefficients(
     scores: Float[Array, "tokens heads 2 top_k"],
     slopes: Float[Array, "tokens heads 2 top_k"],
     token_weights: TokenWeights,
@@ -267,11 +271,12 @@ def addressing_pulls(
     """
     if probabilities is None:
         probabilities = _softmax(scores)
+    # The softmax moves a share only against the mean of the others.
     centred = slopes - _sum_of_places(probabilities * slopes)
     weights = token_weights[:, None, None, None] / _weight(usage)
-    pulls = weights * probabilities * centred  # dL / dscore
+    coefficients = weights * probabilities * centred  # dL / dscore
     # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
-    return 2.0 * pulls * jnp.exp(scores) if score == "idw" else pulls
+    return 2.0 * coefficients * jnp.exp(scores) if score == "idw" else coefficients
 
 
 def addressing_gradient(
@@ -302,15 +307,16 @@ def addressing_gradient(
     if usage is None:
         usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
     slopes = of_chosen(usage_slopes(usage), address.sub_key_ids)
-    coefficients = addressing_pulls(
+    coefficients = addressing_coefficients(
         address.sub_key_scores, slopes, token_weights, usage, score=score
     )
     halves = split_halves(queries)
-    pulls = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
+    gradient: Any = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
     if score == "dot":
-        return pulls
+        return gradient
+    # sum c (q - k) = sum c q - (sum c) k: no difference is formed for each token.
     totals = sub_key_totals(coefficients, address.sub_key_ids, num_subkeys)
-    return pulls - totals[..., None] * keys
+    return gradient - totals[..., None] * keys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from fwpkm_jax.core.chunks import AnyChunk, Memory, map_memories
 from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
-from fwpkm_jax.core.streams.queue import Pending, computed_after
+from fwpkm_jax.core.streams.pending import Pending
+from fwpkm_jax.core.streams.queue import computed_after
 from fwpkm_jax.core.streams.streaming import MakeChunk, Targets, plain_chunk, waiting_chunk
 
 WriteBlocks = Callable[[Memory, ChunkBlocks], Memory]

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwpkm_jax.command_line import check_options, report, separate_options
+from fwpkm_jax.command_line import report
 from fwpkm_jax.data.prepare.job import prepare
 from fwpkm_jax.data.prepare.output import Layout
 from fwpkm_jax.data.prepare.sources import Source, text_files
 from fwpkm_jax.data.tokenizers import MISTRAL_V1
-from fwpkm_jax.literals import check_literals
-from fwpkm_jax.typed_options import read_options, split_subcommand
+from fwpkm_jax.literals import check_literals, nearest
+from fwpkm_jax.typed_options import read_options
 
 _PROGRAM = "fwpkm_jax.data.prepare"
 _PAPER = "fwpkm_jax.paper.data"
@@ -107,15 +107,17 @@ def source_class(name: str) -> type[AbstractSource]:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     try:
-        if arguments[:1] in (["-h"], ["--help"]):
+        name, *others = arguments or ["--help"]
+        if name in ("-h", "--help"):
             print(f"usage: {_PROGRAM} SOURCE --input PATH --out PATH [options]\n\nsources:")
             for name in SOURCES:
                 print(f"  {name:12} {(source_class(name).__doc__ or '').strip()}")
             return 0
-        name, others = split_subcommand(arguments, SOURCES, program=_PROGRAM)
-        others, kind = separate_options(others), source_class(name)
-        check_options(others, kind)
-        command: AbstractSource = read_options(kind, others, program=f"{_PROGRAM} {name}")
+        if name not in SOURCES:
+            raise ValueError(f"{name!r} is none of {', '.join(SOURCES)}{nearest(name, SOURCES)}.")
+        command: AbstractSource = read_options(
+            source_class(name), others, program=f"{_PROGRAM} {name}"
+        )
         for out, source, max_characters in command.jobs():
             prepare(
                 source,

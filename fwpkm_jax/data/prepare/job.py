@@ -6,6 +6,7 @@ complete. Before that, `NAME.partial.json` says how much of the partial files is
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from fwpkm_jax.data.documents import Place
-from fwpkm_jax.data.prepare.lock import hold
 from fwpkm_jax.data.prepare.output import (
     START,
     Layout,
@@ -26,17 +26,20 @@ from fwpkm_jax.data.prepare.output import (
     partial_files,
     publish,
 )
-from fwpkm_jax.data.prepare.progress import Progress
 from fwpkm_jax.data.prepare.sources import Source
 from fwpkm_jax.data.streams.files import AbstractDataFile, LocalFile
 from fwpkm_jax.data.streams.formats import Tokens, encoded, whole_documents
 from fwpkm_jax.data.token_files import check_token_file
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
 from fwpkm_jax.outside_files import read_json
+from fwpkm_jax.status_line import StatusLine
+from fwpkm_jax.storage.lock import Lock
 from fwpkm_jax.whole_files import remove_unfinished, write_json
 
 # Documents between two looks at the clock.
 _BETWEEN = 16
+# Between lines, on a terminal and elsewhere.
+_SHOW_SECONDS = {True: 0.5, False: 30.0}
 
 
 class Checksum(TypedDict):
@@ -91,7 +94,7 @@ def prepare(
     max_tokens: int | None = None,
     max_characters: int | None = None,
     num_threads: int | None = None,
-    progress: Progress | None = None,
+    status: StatusLine | None = None,
     save_seconds: float = 30.0,
 ) -> Manifest:
     """Writes a tokenised file and its manifest, or continues an interrupted job.
@@ -109,7 +112,7 @@ def prepare(
       max_characters: stop after the document that reaches this many characters.
       num_threads: threads of the tokenizer, which do not change the files; None: one for each
         processor.
-      progress: shows the progress; None: prints it.
+      status: shows how far the work is; None: on standard output.
       save_seconds: least time between two points from which the job can continue.
 
     Raises:
@@ -132,21 +135,24 @@ def prepare(
         "max_characters": max_characters,
     }
     job = json.loads(json.dumps(job))  # As it will be read from JSON, for comparison.
-    progress = progress or Progress()
+    status = status or StatusLine()
     manifest_path, state_path = out.with_suffix(".json"), out.with_suffix(".partial.json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with hold(out) as check_held:
+    name = f"{out.name}.lock"
+    lock = Lock(out.parent, name=name, thing=str(out), otherwise="give another output")
+    with contextlib.ExitStack() as stack:
+        stack.callback(lock.release)
         for path in (state_path, manifest_path):
             remove_unfinished(path)
 
         def save(state: State) -> None:
-            check_held()
+            lock.check()
             write_json(state_path, state)
 
         if (manifest := _read_if_there(manifest_path)) is not None:
             _check_complete(out, manifest, job, source)
             state_path.unlink(missing_ok=True)  # Of a job that was killed at its last line.
-            progress.say(f"{out} is complete; its checksums are those of {manifest_path.name}")
+            status.say(f"{out} is complete; its checksums are those of {manifest_path.name}")
             return manifest
         state: State | None = _read_if_there(state_path)
         if state is None:
@@ -156,7 +162,7 @@ def prepare(
         _check_same_job(state["job"], job, what=str(state_path))
         if not state["finished"]:
             try:
-                write = _Writing(state, source, encoder, num_threads, save, progress)
+                write = _Writing(state, source, encoder, num_threads, save, status)
                 state = write(out, save_seconds)
             except Exception:
                 if _read_if_there(state_path) == _first_state(job):  # Nothing to go on from.
@@ -171,13 +177,13 @@ def prepare(
                 f"{state['read']['tokens']} tokens, less than one entry of layout {layout}; give "
                 "more text, or take the layout stream."
             )
-        check_held()
+        lock.check()
         publish(out)
         manifest = _manifest(out, state)
         write_json(manifest_path, manifest)
         state_path.unlink()
     counts = manifest["written"]
-    progress.say(
+    status.say(
         f"{out}: {counts['entries']:,} entries, {counts['tokens']:,} tokens{_shortfall(manifest)}"
     )
     return manifest
@@ -206,10 +212,12 @@ class _Writing:
         encoder: Tokenizer,
         num_threads: int | None,
         save: Callable[[State], None],
-        progress: Progress,
+        status: StatusLine,
     ):
         self._state, self._source, self._encoder = state, source, encoder
-        self._num_threads, self._save, self._progress = num_threads, save, progress
+        self._num_threads, self._save, self._status = num_threads, save, status
+        self._started = self._shown = time.monotonic()
+        self._first_tokens = state["read"]["tokens"]
 
     def __call__(self, out: Path, save_seconds: float) -> State:
         """Returns the last state, which is saved."""
@@ -229,7 +237,6 @@ class _Writing:
             return state
 
         try:
-            self._progress.begin(read["tokens"])
             saved = time.monotonic()
             for number, document in enumerate(self._documents()):
                 read["documents"] += 1
@@ -274,13 +281,19 @@ class _Writing:
             yield from documents
 
     def _show(self) -> None:
-        state, spans = self._state, self._source.spans
-        part = f"{self._source.name} {state['span'] + 1}/{len(spans)}"
-        self._progress.show(
-            part=f"{part} {spans[state['span']].part.name}",
-            documents=state["read"]["documents"],
-            tokens=state["read"]["tokens"],
-            limit=state["job"]["max_tokens"],
+        """Prints how far the work is, now and then."""
+        now = time.monotonic()
+        if now - self._shown < _SHOW_SECONDS[self._status.on_terminal]:
+            return
+        self._shown = now
+        state, spans, limit = self._state, self._source.spans, self._state["job"]["max_tokens"]
+        tokens, number = state["read"]["tokens"], state["span"]
+        speed = (tokens - self._first_tokens) / max(now - self._started, 1e-9)
+        total = "" if limit is None else f" of {limit:,}"
+        self._status.show(
+            f"{self._source.name} {number + 1}/{len(spans)} {spans[number].part.name}  "
+            f"{state['read']['documents']:,} documents  {tokens:,}{total} tokens  "
+            f"{speed:,.0f} tokens/s"
         )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import abc
+import gzip
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from fwpkm_jax.addresses import check_store, open_store, scheme_of, store_error
 from fwpkm_jax.data.identity import MOST_NAMED, WHOLE, identity
@@ -22,7 +23,7 @@ from fwpkm_jax.data.streams.names import (
     kind_of,
 )
 from fwpkm_jax.literals import some
-from fwpkm_jax.outside_files import size_of
+from fwpkm_jax.outside_files import is_pointer, reading, refuse_pointer, size_of
 
 _READ_AHEAD = 2**22
 
@@ -59,6 +60,23 @@ class AbstractDataFile(abc.ABC):
     def open(self) -> IO[bytes]:
         """The content, which can be read from any byte on; it is not read before it is used."""
 
+    def open_at(self, byte: int) -> IO[bytes]:
+        """The content from a byte on; of a compressed file, a byte of what it holds.
+
+        Raises:
+          OutsideFileError: it is a pointer to a file that was not fetched, or cannot be read.
+        """
+        with reading(self.name):
+            content = self.open()
+            if is_pointer(content.read(100)):
+                content.close()
+                refuse_pointer(self.name)
+            content.seek(0)
+            if self.kind.endswith(".gz"):
+                content = cast(IO[bytes], _Gzip(content))
+            content.seek(byte)
+        return content
+
     @abc.abstractmethod
     def identity(self, *, sampled: bool) -> str:
         """Differs for files of other content.
@@ -70,7 +88,19 @@ class AbstractDataFile(abc.ABC):
     def sha256(self) -> str:
         """The hash of its bytes, in hexadecimal."""
         with self.open() as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+            return hashlib.file_digest(cast(Any, content), "sha256").hexdigest()
+
+
+class _Gzip(gzip.GzipFile):
+    """A compressed file that closes what it reads from."""
+
+    def __init__(self, content: IO[bytes]):
+        super().__init__(fileobj=content, mode="rb")
+        self._content = content
+
+    def close(self) -> None:
+        super().close()
+        self._content.close()
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fwpkm_jax.data.tokenizer_json import hf_package
-from fwpkm_jax.outside_files import shown
+from fwpkm_jax.lazy_imports import import_extra
+from fwpkm_jax.outside_files import OutsideFileError, shown, without_login
 
 HUB = "hf"
 """The scheme of addresses of the hub."""
@@ -66,14 +66,16 @@ def list_files(address: str) -> tuple[HubName, list[HubEntry]]:
 
     Raises:
       ImportError: the package huggingface_hub is not installed.
-      ValueError: there is no such data set or revision.
-      OSError: the hub cannot be reached, or refuses, or names no commit.
+      ValueError: there is no such data set or revision, or the hub names no commit.
+      OSError: the hub cannot be reached, or refuses.
     """
     wanted, _ = check_hub_name(address)
     client = hub_client("Data sets of the hub are fetched")
     api = client.HfApi(library_name="fwpkm_jax")
     with asking(client, wanted.name, wanted.revision, what="data set"):
-        commit = checked_commit(api.dataset_info(wanted.name, revision=wanted.revision).sha)
+        commit = _checked_commit(
+            wanted.name, api.dataset_info(wanted.name, revision=wanted.revision).sha
+        )
         entries = list(
             api.list_repo_tree(wanted.name, repo_type="dataset", revision=commit, recursive=True)
         )
@@ -92,10 +94,11 @@ def list_files(address: str) -> tuple[HubName, list[HubEntry]]:
     ]
 
 
-def checked_commit(sha: object) -> str:
-    """The commit that a hub names. Raises OSError for another form: it becomes part of a path."""
+def _checked_commit(name: str, sha: object) -> str:
+    """The commit that a hub names; refuses another form, because it becomes part of a path."""
     if _COMMIT.fullmatch(str(sha)) is None:
-        raise OSError(f"The hub names the commit {shown(repr(sha), 60)}, not 40 hex digits.")
+        problem = f"has the commit {shown(repr(sha), 60)} at this hub, not 40 hexadecimal digits"
+        raise OutsideFileError(name, problem, otherwise="name another hub in HF_ENDPOINT")
     return str(sha)
 
 
@@ -127,8 +130,8 @@ def hub_client(done: str) -> Any:
       ImportError: it is not installed.
     """
     for module in ("constants", "errors", "hf_api"):  # Become attributes of the package.
-        hf_package(f"huggingface_hub.{module}", done)
-    return hf_package("huggingface_hub", done)
+        import_extra(f"huggingface_hub.{module}", done, extra="hf")
+    return import_extra("huggingface_hub", done, extra="hf")
 
 
 @contextlib.contextmanager
@@ -141,7 +144,7 @@ def asking(client: Any, name: str, revision: str | None, *, what: str = "model")
       revision: of it.
       what: it is: a model or a data set.
     """
-    errors, hub = client.errors, client.constants.ENDPOINT
+    errors, hub = client.errors, without_login(client.constants.ENDPOINT)
     try:
         yield
     except errors.GatedRepoError as error:
@@ -166,10 +169,11 @@ def asking(client: Any, name: str, revision: str | None, *, what: str = "model")
         status = error.response.status_code
         way_out = LOGIN if status in (401, 403) else AGAIN
         raise OSError(f"{hub} answered {status} for {name}; {way_out}.") from error
-    except ImportError:
+    except (ImportError, OutsideFileError):
         raise
     except Exception as error:  # Of the network; the client's packages have kinds of their own.
+        reason = re.sub(r"Bearer [^'\"]*", "Bearer ...", without_login(str(error)))
         raise OSError(
-            f"{hub} cannot be asked for {name} ({type(error).__name__}: {shown(error, 100)}); "
+            f"{hub} cannot be asked for {name} ({type(error).__name__}: {shown(reason, 100)}); "
             f"{AGAIN}."
         ) from error

@@ -83,8 +83,9 @@ def chosen(files: Mapping[str, AbstractDataFile], where: str) -> list[AbstractDa
                 f"{where} holds {stem}{twin} and {stem}{kind}, which reads as the same text twice; "
                 "name the files to use, or rename one."
             )
-    splits = {split: name for name in names if (split := _split(name)) is not None}
-    if len(splits) > 1:
+    stated = {name: split for name in names if (split := _split(name)) is not None}
+    splits = {split: name for name, split in stated.items()}
+    if len(splits) > 1 and len(stated) >= len(names) / 2:  # Else they are words of titles.
         raise ValueError(
             f"{where} holds several splits, as {some([repr(x) for x in sorted(splits.values())])}; "
             f"name one, as {where}/{_pattern(splits.get('train', names[0]))}."

@@ -32,7 +32,7 @@ def drawn(plot: Callable[..., list[Path]], *arguments: Any) -> list[Path]:
     try:
         return plot(*arguments)
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         _say_that_nothing_is_drawn()
         return []

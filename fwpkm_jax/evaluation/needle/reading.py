@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fwpkm_jax.core.streams.queue import ChunkSize
+from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.data import Tokenizer
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.needle.config import NeedleConfig

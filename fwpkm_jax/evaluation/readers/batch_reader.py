@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.core.chunks import map_own
-from fwpkm_jax.core.streams.queue import ChunkSize
+from fwpkm_jax.core.chunks import map_unshared
+from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.finite import likeliest, not_finite, require_finite
 from fwpkm_jax.evaluation.readers.stream_reader import flush, label_losses, reset_caches
@@ -183,7 +183,7 @@ class BatchReader:
         """The state in which questions are read, with room for `longest` tokens of a text."""
         memory, batch = self._memory, self._options.batch_size
         if self._write and batch > 1:  # Each text writes a copy of its own.
-            memory = map_own(lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), memory)
+            memory = map_unshared(lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), memory)
         state = init_generation(
             self._model,
             memory,

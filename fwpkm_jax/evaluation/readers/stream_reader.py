@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.core.streams.queue import ChunkSize
+from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.evaluation.readers.devices import (
     check_one_stream,
     memory_on_devices,

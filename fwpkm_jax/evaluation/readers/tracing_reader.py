@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fwpkm_jax.core.chunks import Memory, map_own
+from fwpkm_jax.core.chunks import Memory, map_unshared
 from fwpkm_jax.evaluation.readers.slot_log import Entry, SlotLog
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.rules import AbstractChunkRule
@@ -116,5 +116,5 @@ def _address(
     size = min(_BLOCK, queries.shape[0])
     first = jax.numpy.minimum(start, queries.shape[0] - size)
     block = jax.lax.dynamic_slice_in_dim(queries, first, size)
-    ids, scores = rule.address(map_own(lambda x: x[0], memory), block)
+    ids, scores = rule.address(map_unshared(lambda x: x[0], memory), block)
     return ids, scores, first

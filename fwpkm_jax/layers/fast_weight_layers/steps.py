@@ -152,6 +152,7 @@ def advance_head(
     y = hidden @ tensors.down + tensors.down_bias[None, None] + down + down_bias
     scale, scale_sums = move_vector(steps.scale, tokens.scale, sums.scale, segments)
     shift, shift_sums = move_vector(steps.shift, tokens.shift, sums.shift, segments)
+    # Each step moves its tensor by what all earlier tokens' gradients add up to.
     out = layer_normalize(y) * (tensors.scale[None, None] + scale) + tensors.shift[None, None]
     after = HeadTensors(up_sums, up_bias_sums, down_sums, down_bias_sums, scale_sums, shift_sums)
     return after, out + shift
@@ -223,6 +224,7 @@ def _move(
       added: the sum of the chunk's gradients by their weights `[batch, length]`.
     """
     index, decay = segments.of_token, step.decay
+    # Strictly below the diagonal: a token's own step is not among those it reads.
     earlier = jnp.tri(index.shape[1], k=-1, dtype=sums.current.dtype)[None]
     goes_on, last_one = jnp.ones_like(earlier[:, 0]), jnp.ones_like(earlier[:, 0])
     if (numbers := segments.documents) is not None:

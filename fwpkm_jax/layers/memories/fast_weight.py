@@ -2,7 +2,7 @@
 
 A memory layer is called as `layer(x, memory, *, mask, starts, write, pairing, partition)` and
 returns its output, the memory and a record. It does not add the residual: the block that holds it
-does.
+does. What streams, documents and several devices need is imported when they come.
 """
 
 from typing import Any
@@ -21,8 +21,7 @@ from fwpkm_jax.core.chunks import (
     split_groups,
 )
 from fwpkm_jax.core.numerics import l2_normalize, standardize
-from fwpkm_jax.core.streams.queue import ChunkSize, NewDocuments, Pending, init_pending
-from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.core.streams.pending import ChunkSize, NewDocuments, Pending, Signals, init_pending
 from fwpkm_jax.core.targets import (
     Pairing,
     shift_left,
@@ -35,10 +34,7 @@ from fwpkm_jax.layers.memories.checks import (
     check_stream,
 )
 from fwpkm_jax.layers.memories.config import FastWeightConfig
-from fwpkm_jax.layers.memories.documents import run_documents, within_documents
-from fwpkm_jax.layers.memories.parts import read_or_run, read_partitioned
 from fwpkm_jax.layers.memories.record import FastWeightInfo, call_info
-from fwpkm_jax.layers.memories.stream import advance, write_waiting
 from fwpkm_jax.layers.norms import RMSNorm, normed_maps, normed_mix_map
 from fwpkm_jax.layers.parameters import declare_linear
 from fwpkm_jax.layers.partition import Partition
@@ -230,7 +226,7 @@ class FastWeight(nnx.Module):
         if write and starts is not None and config.documents == "document":
             return self._by_documents(x, memory, mask, starts, pairing, partition)
         # The tokens of several devices are joined in float32.
-        narrow = write and partition is None and rule.narrow_queries
+        narrow = write and partition is None and rule.keeps_bfloat16_queries
         signals = self.signals(x, mask, narrow=narrow)
         # Each token is paired with the value that it should have read.
         sequence = rule.sequence(
@@ -242,6 +238,8 @@ class FastWeight(nnx.Module):
             pairing=pairing,
         )
         if starts is not None:
+            from fwpkm_jax.layers.memories.documents import within_documents
+
             sequence = within_documents(sequence, starts, lookahead=rule.lookahead)
         groups = jax.tree.leaves(memory)[0].shape[0]
         if write and partition is None:
@@ -252,6 +250,8 @@ class FastWeight(nnx.Module):
             )
             read, access = jax.tree.map(merge_groups, (read, access))
         else:
+            from fwpkm_jax.layers.memories.parts import read_or_run
+
             memory, read, access, info = read_or_run(
                 config, memory, sequence, write=write, partition=partition
             )
@@ -275,6 +275,8 @@ class FastWeight(nnx.Module):
         check_own_memory(memory, len(x), partition)
         config, signals = self.config, self.signals(x, mask)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
+        from fwpkm_jax.layers.memories.documents import run_documents
+
         out = run_documents(
             config.rule,
             memory,
@@ -365,6 +367,8 @@ class FastWeight(nnx.Module):
         if partition is not None:
             check_stream(memory, partition)
         if write or documents is not None:
+            from fwpkm_jax.layers.memories.stream import advance
+
             memory, pending, read, access = advance(
                 rule,
                 memory,
@@ -377,6 +381,8 @@ class FastWeight(nnx.Module):
                 partition=partition,
             )
         else:
+            from fwpkm_jax.layers.memories.parts import read_partitioned
+
             read, access = read_partitioned(rule, memory, queued.query, partition)
         read, access = jax.tree.map(merge_groups, (read, access))
         if partition is not None:
@@ -403,6 +409,8 @@ class FastWeight(nnx.Module):
         check_pending(pending, memory)
         if partition is not None:
             check_stream(memory, partition)
+        from fwpkm_jax.layers.memories.stream import write_waiting
+
         return write_waiting(self.config.rule, memory, pending, partition=partition)
 
     def _check(

@@ -22,7 +22,7 @@ from fwpkm_jax.core.attention.softmax import (
 )
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
-from fwpkm_jax.core.sequence.axis import Places, SequenceAxis, places_of_part
+from fwpkm_jax.core.sequence.axis import Positions, SequenceAxis, positions_of_part
 from fwpkm_jax.layers.mixers.attention_shard import Cache, attend_shard
 from fwpkm_jax.layers.mixers.base import (
     AbstractMixer,
@@ -180,6 +180,7 @@ class Attention(AbstractMixer):
     ):
         """Args: `dtype` of activations, None for the input's; parameters are float32."""
         check_rngs(rngs)
+        # Kernels lie with their heads, so that devices along `model` have whole heads.
         options: dict[str, Any] = {"init_std": init_std, "use_bias": config.bias, "dtype": dtype}
         linear = functools.partial(linear_map, **options, rngs=rngs)
         self.config = config
@@ -209,6 +210,7 @@ class Attention(AbstractMixer):
         """
         capacity = max_length if self.config.window is None else self.config.window
         shape = (batch, capacity, self.config.num_kv_heads, self.config.head_dim)
+        # Full attention writes its long cache in place; a window's is copied at every call.
         kind = RingCache if self.config.window is None else AttentionCache
         return kind(
             keys=jnp.zeros(shape, dtype),
@@ -253,24 +255,18 @@ class Attention(AbstractMixer):
         Raises:
           ValueError: persistent tokens, or tokens before each document, for full attention.
         """
-        shape, first = x.shape[:2], None if cache is None else cache.next_position
         if axis is not None:
-            at = places_of_part(starts, axis=axis, shape=shape, first=first, mask=mask)
-            query, key, value, gate = self.project(x, at.positions)
-            output, cache = attend_shard(
-                *(query, key, value, at),
-                axis=axis,
-                window=self.config.window,
-                cache=cache,
-                mask=mask,
-            )
-            return self.gated(output, gate), cache
+            return self._mix_shard(x, axis, mask, starts, cache)
         packing = None if mask is None else pack_tokens(mask)
-        read = 0 if before is None else before.number
         positions, documents = token_positions(
-            starts, packing, shape=shape, first=first, begin=read
+            starts,
+            packing,
+            shape=x.shape[:2],
+            first=None if cache is None else cache.next_position,
+            begin=0 if before is None else before.number,
         )
-        query, key, value, gate = self.project(pack(x, packing), positions)
+        x = x if packing is None else pack(x, packing)
+        query, key, value, gate = self.project(x, positions)
         in_front = None if persistent is None else self._persistent(persistent)
         if before is not None:
             in_front = self._in_window(before)
@@ -281,12 +277,26 @@ class Attention(AbstractMixer):
             output = ring_attention(query, key, value, cache, **new)
             cache = put_in_ring(cache, key, value, after=output, **new)
         else:
-            counts = None if packing is None else packing.counts
-            fresh = None if before is None else before.cache
             output, cache = attend_window(
-                query, key, value, positions, cache, counts, in_front, documents, fresh
+                *(query, key, value, positions, cache),
+                counts=None if packing is None else packing.counts,
+                persistent=in_front,
+                documents=documents,
+                fresh=None if before is None else before.cache,
             )
-        return unpack(self.gated(output, gate), packing), cache
+        y = self.gated(output, gate)
+        return y if packing is None else unpack(y, packing), cache
+
+    def _mix_shard(
+        self, x: jax.Array, axis: SequenceAxis, mask: Mask, starts: Starts, cache: Cache | None
+    ) -> tuple[jax.Array, Cache | None]:
+        """`mix` of this device's shard of each sequence."""
+        first = None if cache is None else cache.next_position
+        at = positions_of_part(starts, axis=axis, shape=x.shape[:2], first=first, mask=mask)
+        query, key, value, gate = self.project(x, at.positions)
+        options: dict[str, Any] = {"window": self.config.window, "cache": cache, "mask": mask}
+        output, cache = attend_shard(query, key, value, at, axis=axis, **options)
+        return self.gated(output, gate), cache
 
     def gated(
         self, attended: Float[Array, "batch length heads head"], gate: jax.Array | None
@@ -321,11 +331,11 @@ class Attention(AbstractMixer):
             in_cache = type(cache)(heads, heads, rows, rows)  # pyright: ignore[reportArgumentType]
         length = x.shape[1] // partition.size(SEQUENCE)
 
-        def places(mask: Mask, starts: Starts, first: Any) -> Places:
+        def places(mask: Mask, starts: Starts, first: Any) -> Positions:
             shape = (x.shape[0] // partition.size(*BATCH), length)
             if axis is None:
-                return Places(*token_positions(starts, None, shape=shape, first=None))
-            return places_of_part(starts, axis=axis, shape=shape, first=first, mask=mask)
+                return Positions(*token_positions(starts, None, shape=shape, first=None))
+            return positions_of_part(starts, axis=axis, shape=shape, first=first, mask=mask)
 
         def attend(query, key, value, at, cache, mask):
             if axis is None:
@@ -346,6 +356,7 @@ class Attention(AbstractMixer):
 
     def _persistent(self, tokens: jax.Array) -> Persistent:
         self._check_window()
+        # They stand right before position 0, whatever the document.
         positions = jnp.arange(-tokens.shape[0], 0, dtype=jnp.int32)[None]
         projected = self.project(tokens[None], positions)
         return Persistent(projected.key[0], projected.value[0])
@@ -392,6 +403,7 @@ class Attention(AbstractMixer):
         """Heads `[batch, length, heads, head]`, normed one by one or together."""
         if norm is None:
             return x
+        # OLMo norms all heads together, Qwen each head alone.
         if self.config.qk_norm == "head":
             return norm(x)
         return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)

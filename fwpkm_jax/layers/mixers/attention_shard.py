@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.attention.cached import RingCache, put_in_ring
 from fwpkm_jax.core.padding import pack_all, pack_tokens
-from fwpkm_jax.core.sequence.axis import Places, SequenceAxis
+from fwpkm_jax.core.sequence.axis import Positions, SequenceAxis
 from fwpkm_jax.core.sequence.ring import Keys, attention_around
 from fwpkm_jax.layers.mixers.base import Mask
 from fwpkm_jax.layers.mixers.window_cache import AttentionCache, attend_window, cache_before_shard
@@ -21,7 +21,7 @@ def attend_shard(
     query: Float[Array, "batch length heads head"],
     key: Float[Array, "batch length kv_heads head"],
     value: Float[Array, "batch length kv_heads head"],
-    at: Places,
+    at: Positions,
     *,
     axis: SequenceAxis,
     window: int | None,
@@ -46,6 +46,7 @@ def attend_shard(
     """
     if window is not None:
         return _attend_window_shard(query, key, value, at, axis, window, cache, mask)
+    # Keys and values go around the devices; queries stay where they are.
     own, first = Keys(key, value, *at), None
     if isinstance(cache, RingCache):
         before = None if at.numbers is None else jnp.zeros_like(cache.positions)
@@ -68,7 +69,7 @@ def _attend_window_shard(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    at: Places,
+    at: Positions,
     axis: SequenceAxis,
     window: int,
     cache: Any,
@@ -92,6 +93,7 @@ def _attend_window_shard(
         query, key, value, at.positions, before, counts, documents=documents
     )
     if packing is not None:
+        # Back where the tokens stood, as the other devices' results are.
         places = packing.places[:, :, None, None]
         output = jnp.take_along_axis(output, places, axis=1)
     if cache is None:

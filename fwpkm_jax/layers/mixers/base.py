@@ -16,7 +16,6 @@ default:
 | `AbstractMixerConfig.receptive_field` | every earlier token |
 | `AbstractMixerConfig.in_window` | no attention that a training step could limit |
 | `AbstractMixerConfig.mixer_memory` | no fast weights written in chunks of the mixer's own |
-| `AbstractMixerConfig.extra_products` | one multiplication per parameter and token |
 | `AbstractMixer.output_map` | no linear map of its own into the residual stream |
 | `AbstractMixer.mix_over_devices` | each device runs `mix` on its sequences or its shards of them |
 | `AbstractMixer.capacity` | the cache's size does not depend on the stream's length |
@@ -42,7 +41,7 @@ from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.documents import pack_starts, starts_at_real
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.sequence.in_turn import state_in_turn
+from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.layers.partition import BATCH, SEQUENCE, Partition
 
 Mask = TokenMask | None
@@ -79,6 +78,9 @@ class MixerMemory(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class AbstractMixerConfig(abc.ABC):
     """The configuration of a token mixer: hashable, and written to a run's `config.json`."""
+
+    registry: ClassVar[str] = "fwpkm_jax.layers.mixers.registry"
+    """The module whose `load_all` imports every mixer of this package."""
 
     @abc.abstractmethod
     def build(
@@ -131,16 +133,6 @@ class AbstractMixerConfig(abc.ABC):
     def mixer_memory(self) -> MixerMemory | None:
         """The mixer's own chunk-wise memory, which evaluations cannot write or carry on."""
         return None
-
-    def extra_products(self, model_dim: int, length: int) -> float:
-        """Multiplications of a token in a forward pass beyond one for each parameter.
-
-        Args:
-          model_dim: width of input and output.
-          length: tokens of a sequence.
-        """
-        del model_dim, length
-        return 0.0
 
 
 class AbstractMixer(nnx.Module):
@@ -220,8 +212,10 @@ class AbstractMixer(nnx.Module):
         if mask is None:
             return self.mix_over_devices(x, partition, starts=starts, cache=cache)
         if partition.sequence is not None:
+            # A start at padding would be lost with it; the next real token takes it over.
             starts = None if starts is None else starts_at_real(starts, mask)
             real = mask.astype(bool)[:, :, None]
+            # NaN at padding would spread through sums that a weight of 0 does not stop.
             x = jnp.where(real, x, 0)
             given = {"mask": mask, "starts": starts, "cache": cache}
             y, cache = self.mix_over_devices(x, partition, **given)
@@ -314,8 +308,8 @@ class AbstractMixer(nnx.Module):
         """`mix` with the arguments that are not None; in turn if it does not take the `axis`.
 
         In turn, devices wait for the cache of the device before, see
-        `core.sequence.in_turn.state_in_turn`. That is right for every mixer whose streams equal
-        whole sequences.
+        `core.sequence.sequential.sequential_pass`. That is right for every mixer whose streams
+        equal whole sequences.
 
         Args:
           x: this device's tokens, as many as the others'.
@@ -327,6 +321,7 @@ class AbstractMixer(nnx.Module):
           This shard's output, and on every device the cache after the last one, None if none was
           given.
         """
+        # A mixer of another package need not know of shards.
         if axis is not None and not self._mix_takes("axis"):
             return self.mix_in_turn(x, axis=axis, cache=cache, **given)
         given |= {"axis": axis}
@@ -345,7 +340,8 @@ class AbstractMixer(nnx.Module):
             return self.mix_shard(**inputs, cache=cache)
 
         inputs = {"x": x} | given
-        before = state_in_turn(lambda *of: mix(*of)[1], before, inputs, axis=axis)
+        # The states go round first; then every device computes its outputs at the same time.
+        before = sequential_pass(lambda *of: mix(*of)[1], before, inputs, axis=axis)
         output, end = mix(before, inputs)
         return output, None if cache is None else axis.from_last(end)
 
@@ -370,6 +366,7 @@ class AbstractMixer(nnx.Module):
 
     def reset_cache(self, cache: Any) -> Any:
         """The cache before the first token, of the same size and dtypes as `cache`."""
+        # A mixer without a state has an empty cache, which needs no batch size.
         leaves = jax.tree.leaves(cache)
         if not leaves:
             return cache

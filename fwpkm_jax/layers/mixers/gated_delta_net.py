@@ -247,6 +247,7 @@ class GatedDeltaNet(AbstractMixer):
             num_value_heads=config.num_value_heads // devices,
         )
 
+        # Queries, keys and values are split by heads each; joined, a device's part would mix them.
         keys = config.num_key_heads * config.key_head_dim
 
         def by_kind(channels: jax.Array, sizes: tuple[int, int] = (keys, 2 * keys)):
@@ -321,6 +322,7 @@ def split_projections(
 ) -> Projections:
     """The two input projections by key head, and the gates of the rule, of any subset of heads."""
     tokens, key_heads = qkvz.shape[:2], config.num_key_heads
+    # Of each key head first the strengths of its value heads, then their decays.
     b, a = jnp.split(ba.reshape(*tokens, key_heads, -1), 2, axis=-1)
 
     dtype = compute_dtype(qkvz.dtype)
@@ -381,6 +383,7 @@ def mix_heads(
     # which kernels for bfloat16 read half the bytes.
     query, key, value = (y.astype(dtype) for y in (query, key, value))
     value, gate = (y.reshape(*tokens, -1, config.value_head_dim) for y in (value, gate))
+    # A single token needs no chunk; the recurrence is one product and one sum.
     rule = recurrent_gated_delta_rule
     if length > 1:
         rule = functools.partial(
@@ -393,6 +396,7 @@ def mix_heads(
         part = delta_transition(key, value, **gates, chunk_size=config.chunk_size)
         memory = before_part(part, memory, axis=axis)
     output, memory = rule(query, key, value, **gates, initial_state=memory)
+    # Before the activation: the next piece convolves them again.
     latest_inputs = convolution_inputs(before, conv_inputs, counts, documents)
     end = GatedDeltaNetCache(conv_inputs=latest_inputs, memory=memory)
     return norm(output, gate), end if axis is None else axis.from_last(end)

@@ -90,23 +90,6 @@ class LaCTConfig(AbstractMixerConfig):
     def mixer_memory(self) -> MixerMemory:
         return MixerMemory("LaCT", self.chunk_size)
 
-    def extra_products(self, model_dim: int, length: int) -> float:
-        """The fast networks' products: a token passes 3 matrices to be read and 6 to be written.
-
-        The count of parameters includes the initial gate and up matrices, whole or as factors. A
-        token multiplies by those of its sequence instead, so the initial ones are subtracted. The
-        last chunk of a sequence is never written.
-        """
-        width = model_dim // self.num_fast_heads
-        matrix = self.num_fast_heads * width * self.hidden_dim
-        starts = 2 * matrix
-        if self.low_rank is not None:
-            starts = 2 * self.num_fast_heads * self.low_rank * (width + self.hidden_dim)
-        written = (length - 1) // self.chunk_size * self.chunk_size / length
-        # Reads pass gate, up and down; writes take two gradient products for each.
-        products = (3 + 6 * written) * matrix
-        return products - matrix - starts
-
 
 register_mixer("lact", lambda model: model.lact)
 
@@ -271,6 +254,7 @@ class LaCT(AbstractMixer):
             assert attention is not None
             read, fast = cache.fast.push(self.rule, tokens, fresh=memory, starts=starts)
             cache = LaCTCache(attention, fast)
+        # Reads grow with the written weights; the norm keeps them beside attention's output.
         read = self.fast_norm(read)
         if self.scale_proj is not None:
             read = read * jax.nn.silu(self.scale_proj(x))[..., None].astype(read.dtype)
@@ -291,6 +275,7 @@ class LaCT(AbstractMixer):
 
         def address(x: jax.Array, scale: nnx.Param, shift: nnx.Param) -> jax.Array:
             x = jax.nn.silu(x.astype(dtype) * scale[...][None, None] + shift[...][None, None])
+            # At unit length, so that a step changes what a key reads by its rate.
             x = _unit(x.reshape(shape))
             if config.rotary_fast:
                 # In the layout of the attention heads, as published; the fast heads are wider.
@@ -300,6 +285,7 @@ class LaCT(AbstractMixer):
         value = value.astype(dtype).reshape(shape)
         base = np.log(np.expm1(config.base_rate))  # softplus(base) = base_rate
         rates = jax.nn.softplus(self.rate_proj(x).astype(dtype) + base)
+        # Without momentum the rule still averages this over a chunk: 0 keeps nothing.
         momentum = jnp.zeros((*x.shape[:2], config.num_fast_heads), dtype)
         if self.momentum_proj is not None:
             momentum = jax.nn.sigmoid(self.momentum_proj(x).astype(dtype))

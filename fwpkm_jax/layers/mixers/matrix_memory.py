@@ -202,12 +202,14 @@ class MatrixMemory(AbstractMixer):
         if axis is not None:
             before = inputs_before(conv_inputs, before, starts, axis=axis, counts=counts)
         mixed, gate = self._convolve(projected, before, documents)
+        # Gates come from x itself, not from what the convolution mixed.
         tokens = self.tokens(x, mixed)
         if packing is not None:
             tokens = self.rule.skip(tokens, packing.is_real)
         if axis is not None:
             output, memory = self.rule.run_part(tokens, start.memory, starts, axis=axis)
         else:
+            # Decoding has one token at a time, for which a chunk would be padding.
             form = self.rule.run if length > 1 else self.rule.recurrent
             output, memory = form(tokens, start.memory, starts)
         output = self.norm(output, gate.reshape(output.shape))
@@ -227,6 +229,7 @@ class MatrixMemory(AbstractMixer):
         keys, steps_keys, _ = self.widths
         query, key, value = jnp.split(mixed, (keys, keys + steps_keys), axis=-1)
         if self.key_bias is not None:
+            # In at least float32: a small bias would vanish beside a bfloat16 key.
             key = key.astype(compute_dtype(key.dtype)) + self.key_bias[...][None, None]
         query, key = (y.reshape(batch, -1, *self._key_heads) for y in (query, key))
         value = value.reshape(batch, -1, config.num_value_heads, config.value_head_dim)

@@ -43,6 +43,7 @@ class PersistentTokens(AbstractMixer):
 
     def capacity(self, cache: Any) -> int | None:
         capacity = self.mixer.capacity(cache)
+        # Callers count their own tokens; the learned ones take room beside them.
         return None if capacity is None else capacity - self.tokens.shape[0]
 
     def grow_cache(self, cache: Any, max_length: int) -> Any:
@@ -70,6 +71,7 @@ class PersistentTokens(AbstractMixer):
             return self.mix_in_turn(x, axis=axis, cache=cache, mask=mask, starts=starts)
         if starts is not None:
             if cache is None:
+                # A whole row begins with a document, and needs no room for later calls.
                 starts, room = starts.at[:, 0].set(True), 0
             else:
                 room = self.capacity(cache) or 0

@@ -86,6 +86,12 @@ def _calling_module() -> str:
     return frame.f_globals["__name__"]
 
 
+def load_all() -> None:
+    """Imports every mixer of this package."""
+    for module in set(_OURS.values()):
+        importlib.import_module(f"{__package__}.{module}")
+
+
 def mixer_names() -> tuple[str, ...]:
     """Every name that `ModelConfig.mixers` may hold now."""
     return tuple(dict.fromkeys([*_OURS, *_MIXERS, *MATRIX_RULES]))
@@ -132,6 +138,7 @@ def _registered(name: str) -> _Registered:
 def _find(name: str) -> _Registered | None:
     """What a name stands for: a matrix rule, if one is registered by now, or a mixer; else None."""
     if name in _OURS:
+        # Importing a module registers its mixers; nobody pays for those that no model names.
         importlib.import_module(f"{__package__}.{_OURS[name]}")
     rule = MATRIX_RULES.get(name)
     return _MIXERS.get(name) if rule is None else _of_rule(name, rule.__module__)

@@ -15,7 +15,8 @@ from fwpkm_jax.core.numerics import compute_dtype, rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer, sigmoid_bias
 from fwpkm_jax.core.streams.cuts import in_chunks
-from fwpkm_jax.core.streams.queue import Pending, append, drop, init_pending
+from fwpkm_jax.core.streams.pending import Pending, init_pending
+from fwpkm_jax.core.streams.queue import append, drop
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.mixers.titans_pieces import in_pieces, real_tokens
@@ -96,6 +97,7 @@ class Titans(AbstractMixer):
             linear(model_dim, heads * orders, use_bias=True) if config.combine_momenta else None
         )
         start = jax.vmap(self.rule.init)(jax.random.split(rngs.params(), heads)).weights
+        # The memory's initial weights are learned; what is written to them is not a parameter.
         self.layers = nnx.List([parameter(x, "matrix") for x in start.layers])
         self.scale = None if start.scale is None else parameter(start.scale, "norm_scale")
         biases = start.biases
@@ -130,6 +132,7 @@ class Titans(AbstractMixer):
         if biases is not None:
             biases = tuple(x[...].astype(dtype) for x in biases)
         norm_bias = None if self.norm_bias is None else self.norm_bias[...].astype(dtype)
+        # Every sequence begins with its own copy, which its writes then change.
         memory = jax.vmap(self.rule.start)(TitansNetwork(scale, layers, biases, norm_bias))
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)
 
@@ -200,6 +203,7 @@ class Titans(AbstractMixer):
         @jax.checkpoint
         def read_and_write(memory: TitansMemory, x: jax.Array, count: jax.Array):
             x = x[:, 0]
+            # Tokens behind the last complete write only read.
             complete = x.shape[1] // size * size
             writes = self._writes(x[:, :complete], count)
             base, none = memory.weights, jnp.zeros_like(count)
@@ -341,9 +345,11 @@ class Titans(AbstractMixer):
             x = x.astype(dtype).reshape(batch, number, size, *x.shape[2:])
             return jnp.moveaxis(x, 3, 1)  # [batch, heads, n, w, ...]
 
+        # A write counts only if all of its tokens are real.
         ends = size * jnp.arange(1, number + 1, dtype=jnp.int32)
         complete = (ends[None, None] <= count[:, None, None]).astype(dtype)
         complete = jnp.broadcast_to(complete, (batch, config.num_heads, number))
+        # One momentum and one share forgotten for all tokens of a write.
         pooled = self._pool(x.reshape(batch, number, size, x.shape[2]))
 
         def of_writes(projection: nnx.Linear | None, count: int) -> jax.Array | None:

@@ -65,11 +65,6 @@ class TitansConfig:
     """See `TitansRule`."""
     memory_init_std: float | None = None
     """`TitansRule.init_std`."""
-    ttt: Literal["published", "summed"] = "published"
-    """The writes of `ttt_linear` and `ttt_mlp`. "published": as the authors' code, with the mean of
-    a chunk's steps, a bias in the norm and its eps of 1e-6, the tanh form of GELU, first matrices
-    of standard deviation 0.02, and for `ttt_mlp` a tenth of the rate. "summed": the steps are added
-    and none of these; what both were before the option."""
     decay_start: DecayStart = "constant"
     """Where the share that a write forgets begins: at a hundredth, or at time steps that heads draw
     between 0.001 and 0.1."""

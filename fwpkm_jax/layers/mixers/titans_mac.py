@@ -123,6 +123,7 @@ class TitansMAC(AbstractMixer):
         place = place + jnp.arange(length, dtype=jnp.int32)[None]
         # In the order of the paper: persistent tokens, context, segment.
         context = self.context_norm(self.memory.recall(x, cache.memory.base))
+        # The context stands before the segment, its tokens in the same order.
         context = self.attention.project(context, first + place)
         own = self.attention.project(x, first + self.segment + place)
         rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
@@ -150,6 +151,7 @@ class TitansMAC(AbstractMixer):
             num_persistent=first,
         )
         y = self.attention.gated(attended, own.gate)
+        # It learns from what attention made of the tokens, not from the tokens.
         memory, remembered = self.memory.advance(cache.memory, y[:, None], count)
         y = self.gate(y, remembered[:, 0])
         return TitansMACCache._make([*stored, memory]), y[:, None]

@@ -62,6 +62,7 @@ def in_pieces(
         after, y = in_chunks(jax.checkpoint(advance), start, x[:, None], **options)
     else:
         options |= {"starts": starts, "narrow": narrow_width(chunk), "lead": -(read % chunk)}
+        # Without a cache the row itself begins with a document.
         first = start if cache is None else fresh()
         after, y = in_documents(advance, start, first, x[:, None], **options)
     return y[:, 0], None if cache is None else after

@@ -89,19 +89,9 @@ def _register(name: str, variant: Variant) -> None:
 
 
 def _register_ttt(name: str, depth: int) -> None:
-    """TTT's network and writes, with the heads of `model.titans`."""
+    """TTT's network and writes as in the authors' code, with the heads of `model.titans`."""
 
     def build(model: Any) -> TitansMixerConfig:
-        published: dict[str, Any] = {}
-        if model.titans.ttt == "published":
-            published = {
-                "average_steps": True,
-                "norm_bias": True,
-                "memory_norm_eps": 1e-6,
-                "gelu": "tanh",
-                "memory_init_std": 0.02,
-                "max_rate": 0.5 if depth == 1 else 0.05,
-            }
         memory = TitansConfig(
             num_heads=model.titans.num_heads,
             head_dim=model.titans.head_dim,
@@ -109,8 +99,16 @@ def _register_ttt(name: str, depth: int) -> None:
             expansion=4.0,
             chunk_size=16,
             momentum_order=0,
-            # Of a whole square's mean: the published rate 1 of half of its sum.
-            **{"max_rate": 0.5, "forgetting": False, "bias": True, "write_norm": False} | published,
+            # Of a whole square's mean: the published rates, 1 and 0.1, of half of its sum.
+            max_rate=0.5 if depth == 1 else 0.05,
+            average_steps=True,
+            forgetting=False,
+            bias=True,
+            write_norm=False,
+            norm_bias=True,
+            memory_norm_eps=1e-6,
+            gelu="tanh",
+            memory_init_std=0.02,
         )
         return TitansMixerConfig(variant="alone", memory=memory)
 
@@ -184,6 +182,7 @@ class TitansMAL(AbstractMixer):
         if before is not None:
             of_attention, of_memory = (ReadBefore(own, before.number) for own in before.cache)
         given: dict[str, Any] = {"mask": mask, "starts": starts, "axis": axis}
+        # Attention reads what the memory made of the tokens, so the memory comes first.
         remembered, memory = self.memory.mix_shard(x, cache=memory, before=of_memory, **given)
         y, attention = self.attention.mix_shard(
             self.norm(remembered), cache=attention, before=of_attention, **given
@@ -236,6 +235,7 @@ class TitansMAG(AbstractMixer):
         if isinstance(self.memory, PersistentTokens):
             if axis is not None:
                 return self.mix_in_turn(x, axis=axis, cache=cache, mask=mask, starts=starts)
+            # The same learned tokens for both: attention sees them, the memory has read them.
             tokens = self.memory.tokens[...].astype(x.dtype)
         attention, memory = (None, None) if cache is None else cache
         given: dict[str, Any] = {"mask": mask, "starts": starts, "axis": axis}

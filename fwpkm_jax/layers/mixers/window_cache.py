@@ -8,8 +8,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.attention.softmax import Persistent, attend_causally
 from fwpkm_jax.core.padding import last_rows
-from fwpkm_jax.core.sequence.axis import Places, SequenceAxis
-from fwpkm_jax.core.sequence.edges import tokens_before
+from fwpkm_jax.core.sequence.axis import Positions, SequenceAxis
+from fwpkm_jax.core.sequence.halo import halo_exchange
 
 
 class AttentionCache(NamedTuple):
@@ -40,6 +40,7 @@ def attend_window(
     length, capacity = query.shape[1], cache.keys.shape[1]
     keys = jnp.concatenate([cache.keys, key.astype(cache.keys.dtype)], axis=1)
     values = jnp.concatenate([cache.values, value.astype(cache.values.dtype)], axis=1)
+    # Empty entries have position -1, so that no query sees them.
     key_positions = jnp.concatenate([cache.positions, positions], axis=1)
     output = attend_causally(
         *(query, keys.astype(key.dtype), values.astype(value.dtype)),
@@ -87,7 +88,7 @@ def _behind(
 def cache_before_shard(
     key: Float[Array, "batch length kv_heads head"],
     value: Float[Array, "batch length kv_heads head"],
-    at: Places,
+    at: Positions,
     *,
     axis: SequenceAxis,
     cache: AttentionCache,
@@ -110,7 +111,7 @@ def cache_before_shard(
       that goes on; None if rows are one document.
     """
     numbers = jnp.zeros_like(at.positions) if at.numbers is None else at.numbers
-    keys, values, positions, before_numbers = tokens_before(
+    keys, values, positions, before_numbers = halo_exchange(
         (key, value, at.positions, numbers),
         (cache.keys, cache.values, cache.positions, jnp.zeros_like(cache.positions)),
         axis=axis,
@@ -139,5 +140,6 @@ def _of_last_document(
     last = jnp.max(documents, axis=1)
     cached = key_positions.shape[1] - documents.shape[1]
     numbers = jnp.pad(documents, ((0, 0), (cached, 0)))
+    # Earlier documents' keys stay in the cache, but no later token may see them.
     positions = jnp.where(numbers == last[:, None], key_positions, -1)
     return positions, jnp.where(last == 0, following, jnp.max(positions, axis=1) + 1)

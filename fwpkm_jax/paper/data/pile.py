@@ -10,7 +10,8 @@ from typing import Any
 from fwpkm_jax.data.documents import Place
 from fwpkm_jax.data.prepare.command import AbstractSource
 from fwpkm_jax.data.prepare.sources import FilePart, Source, select
-from fwpkm_jax.data.streams.formats import Piece, column_texts, read_batches
+from fwpkm_jax.data.streams.formats import Piece
+from fwpkm_jax.data.streams.tables import column_texts, read_batches
 from fwpkm_jax.data.tokenizers import Tokenizer
 from fwpkm_jax.outside_files import OutsideFileError
 from fwpkm_jax.paper.data.parquet import parquet_parts

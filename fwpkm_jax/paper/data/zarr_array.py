@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fwpkm_jax.lazy_imports import import_extra
 from fwpkm_jax.outside_files import read_json
 
 
@@ -75,7 +76,7 @@ class ZarrArray:
         Raises:
           ValueError: a chunk is damaged.
         """
-        tensorstore = _import_tensorstore()
+        tensorstore = import_extra("tensorstore", "Zarr arrays are read", extra="data")
         spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(self.path.resolve())}}
         try:
             array = tensorstore.open(spec, open=True, read=True).result()
@@ -85,14 +86,3 @@ class ZarrArray:
                 f"{self.path}: rows {first} to {last} cannot be read ({error}); download "
                 "their chunks again."
             ) from error
-
-
-def _import_tensorstore() -> Any:
-    try:
-        import tensorstore
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "Zarr arrays are read with tensorstore, which is not installed; run: "
-            "pip install -e '.[data]' in a checkout of fwpkm_jax"
-        ) from error
-    return tensorstore

@@ -28,7 +28,7 @@ from fwpkm_jax.core.recurrence.transition import (
     log_kept,
 )
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.sequence.in_turn import state_in_turn
+from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 from fwpkm_jax.rules.matrix.gates import GateInputs, LearnedGates
@@ -96,6 +96,9 @@ class AbstractMatrixRule(abc.ABC):
     `write` and `read` define a rule, for one token of one head. `chunked` gives the same for whole
     sequences; a layer needs `features` and `gates` besides. All are pure.
     """
+
+    registry: ClassVar[str] = "fwpkm_jax.rules.registry"
+    """As in `AbstractRule`."""
 
     form: ClassVar[Form]
     """The rule as the documentation shows it."""
@@ -192,6 +195,7 @@ class AbstractMatrixRule(abc.ABC):
         def keep(x: Array | None, otherwise: float) -> Any:
             if x is None:
                 return None
+            # Several writes of a token are skipped together.
             mask = jnp.repeat(real, x.shape[1] // real.shape[1], axis=1)
             return jnp.where(jnp.expand_dims(mask, range(2, x.ndim)), x, otherwise)
 
@@ -233,6 +237,7 @@ class AbstractMatrixRule(abc.ABC):
 
         def write(state: State, token: tuple[Tokens, Array]) -> State:
             of_token, start = token
+            # The reset comes before the token's own write and read.
             state = jax.tree.map(lambda new, old: jnp.where(start, new, old), empty, state)
             return self.write(state, of_token)
 
@@ -252,6 +257,7 @@ class AbstractMatrixRule(abc.ABC):
         tokens, state = self._prepare(tokens, initial_state)
         if starts is None:
             return self.chunked(tokens, state)
+        # A rule of another package may have a chunked form without documents.
         if "starts" not in inspect.signature(self.chunked).parameters:
             raise ValueError(
                 f"{type(self).__name__} takes no documents (starts, segment_ids): its chunked has "
@@ -290,7 +296,7 @@ class AbstractMatrixRule(abc.ABC):
             def step(state: State, inputs: tuple[Tokens, Starts]) -> State:
                 return self.run(inputs[0], state, inputs[1]).final_state
 
-            start = state_in_turn(step, start, (tokens, starts), axis=axis)
+            start = sequential_pass(step, start, (tokens, starts), axis=axis)
         output, end = self.run(tokens, start, starts)
         return RecurrenceOutput(output, axis.from_last(end))
 

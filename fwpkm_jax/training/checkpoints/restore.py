@@ -131,7 +131,7 @@ def read_checkpoint(
                 for name in ("memory", "optimizer"):
                     if name not in position["checksums"]:  # Not saved, or imported weights.
                         items.pop(name, None)
-                wanted = {name: _targets(tree, layouts[name]) for name, tree in items.items()}
+                wanted = {name: targets(tree, layouts[name]) for name, tree in items.items()}
                 found = {
                     name: _read(path, some, name, any_groups=name == "memory")
                     for name, some in wanted.items()
@@ -171,7 +171,7 @@ def _reference(position: Mapping[str, Any]) -> Reference | None:
     return None if stored is None else Reference(stored["checkpoint"], dict(stored["checksums"]))
 
 
-def _targets(tree: Any, layout: Any) -> dict[str, jax.ShapeDtypeStruct]:
+def targets(tree: Any, layout: Any) -> dict[str, jax.ShapeDtypeStruct]:
     """Shape, dtype and sharding of each array by its path."""
     places = named_leaves(layout)
     return {
@@ -279,7 +279,7 @@ def _referred(checkpoint: str) -> Iterator[Path]:
         yield found
 
 
-def _read_stored(path: Path, wanted: Mapping[str, Any], any_groups: bool) -> dict[str, jax.Array]:
+def _read_stored(path: Any, wanted: Mapping[str, Any], any_groups: bool) -> dict[str, jax.Array]:
     """Some arrays of an item, in the dtypes in which they are stored; no other array is read.
 
     Uses Orbax's handlers: unlike its checkpointers, they do not wait for other processes.

@@ -75,9 +75,8 @@ class Mirror:
         Raises:
           StoreError: the store cannot be asked.
         """
-        self._files.look()
+        names = self._files.look()
         self._files.fetch(missing_ok=True)
-        names = list(self.store.sizes())
         self._versions.look(names)
         for step in sorted(self._versions.whole, reverse=True):
             if checkpoints in ("all", "newest", step):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 
+from benchmarks import carried_verdicts
 from pallas_kernels import row_ops, verdicts
 from pallas_kernels.add_rms_norm import specs as add_rms_norm
 from pallas_kernels.cross_entropy import specs as cross_entropy
@@ -58,7 +59,7 @@ def prepare(carried: Path | None) -> dict[str, object]:
       carried: file of verdicts from an earlier sitting; None: there is none.
     """
     began = time.monotonic()
-    taken = 0 if carried is None else verdicts.take(carried)
+    taken = 0 if carried is None else carried_verdicts.take(carried)
     device = jax.devices()[0]
     failures = check_side_by_side(device.device_kind) if device.platform == "gpu" else {}
     seconds = round(time.monotonic() - began, 1)

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from fwpkm_jax.data.prepare import prepare
-from fwpkm_jax.data.prepare.progress import Progress
+from fwpkm_jax.status_line import StatusLine
 
 
 class Silence:
@@ -26,7 +26,7 @@ def texts_of(tmp_path):
 
         out = tmp_path / "prepared" / f"{source.name}.bin"
         arguments = {"tokenizer": "bytes", "layout": "stream", **arguments}
-        prepare(source, out=out, progress=Progress(Silence()), **arguments)
+        prepare(source, out=out, status=StatusLine(Silence()), **arguments)
         file = TokenFile(out, vocab_size=257)
         entries = [file.entry(index) for index in range(file.num_entries)]
         for suffix in (".bin", ".idx", ".json"):

@@ -217,17 +217,19 @@ def test_killed_at_random_moments_it_ends_with_the_same_files(tmp_path):
         return subprocess.Popen([sys.executable, "-m", "fwpkm_jax.data.prepare", *arguments])
 
     whole, out = tmp_path / "whole" / "x.bin", tmp_path / "x.bin"
-    begun = time.monotonic()
     assert start(whole).wait() == 0
-    seconds = time.monotonic() - begun
-    generator, kills = random.Random(0), 0
-    for _ in range(8):
-        process = start(out)
-        try:
-            process.wait(seconds * generator.uniform(0.3, 0.95))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            kills += process.wait() == -signal.SIGKILL
+    generator, kills, state = random.Random(0), 0, out.with_suffix(".partial.json")
+
+    def saved():
+        return state.stat().st_mtime_ns if state.exists() else 0
+
+    for _ in range(6):
+        before, process = saved(), start(out)
+        while process.poll() is None and saved() == before:
+            time.sleep(0.002)
+        time.sleep(generator.uniform(0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
     assert start(out).wait() == 0
     assert kills >= 3
     for suffix in (".bin", ".idx", ".json"):

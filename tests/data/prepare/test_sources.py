@@ -5,10 +5,10 @@ import fsspec
 import numpy as np
 import pytest
 
-from fwpkm_jax.data import write_token_file
 from fwpkm_jax.data.documents import Place
 from fwpkm_jax.data.prepare import Source, Span, select, text_files
 from fwpkm_jax.data.streams.formats import Piece
+from tests.data.plain_writer import write_token_file
 from tests.data.test_streams import parquet_bytes
 
 
@@ -36,11 +36,6 @@ def test_a_selection_is_a_slice_of_the_parts_laid_end_to_end(start, stop, texts_
         return
     source = Source(name="numbers", spans=select(PARTS, start=start, stop=stop))
     assert texts_of(source) == ALL[start:stop]
-
-
-def test_a_selection_without_records_is_refused():
-    with pytest.raises(ValueError, match="The parts hold 7 records, none from number 7 on"):
-        select(PARTS, start=7)
 
 
 def test_parts_are_counted_only_for_limits():

@@ -159,7 +159,7 @@ def _read_sentencepiece(folder: Path) -> None:
 
 
 def _tokens(folder: Path) -> None:
-    from fwpkm_jax.data.token_files import write_token_file
+    from tests.data.plain_writer import write_token_file
 
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)

@@ -10,13 +10,14 @@ import optax
 import pytest
 from flax import nnx
 
-from fwpkm_jax.data import TextData, cut_rows, write_token_file
+from fwpkm_jax.data import TextData
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import as_stored
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.paper.evaluation import continual_views as views
 from fwpkm_jax.paper.evaluation.continual import CONTINUAL, ContinualConfig
 from fwpkm_jax.paper.evaluation.domains import Domain, Part, read_domains
+from tests.data.plain_writer import cut_rows, write_token_file
 from tests.evaluation.conftest import tiny_model_config
 
 LENGTH, BATCH = 20, 2  # Chunks of 8: two full ones and a short one.

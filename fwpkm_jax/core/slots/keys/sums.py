@@ -65,6 +65,7 @@ def _totals_by_rows(coefficients, sub_key_ids, num_subkeys):
     heads = coefficients.shape[1]
     totals = jnp.zeros((heads * 2 * num_subkeys,), coefficients.dtype)
     rows = _rows(sub_key_ids, num_subkeys)
+    # Few additions: top_k for each token and codebook, however many sub-keys there are.
     totals = totals.at[rows].add(coefficients.reshape(rows.shape))
     return totals.reshape(heads, 2, num_subkeys)
 
@@ -106,6 +107,7 @@ def _dot_by_rows(vectors, sub_key_ids, keys):
 
 
 def _dot_by_products(vectors, sub_key_ids, keys):
+    # A gather of sub-keys for each token would be larger than all products.
     every = jnp.einsum("thpk,hpsk->thps", vectors, keys, precision=_precision(keys.dtype))
     return jnp.take_along_axis(every, sub_key_ids, axis=-1)
 
@@ -164,6 +166,7 @@ dots_of_sub_keys.defvjp(_dot_forward, _dot_backward)
 def _rows(sub_key_ids: jax.Array, num_subkeys: int) -> jax.Array:
     """Ids in the sub-keys of all heads and codebooks laid end to end, `[tokens * heads * 2, k]`."""
     _, heads, _, top_k = sub_key_ids.shape
+    # One table of all codebooks, so that one gather or scatter serves them all.
     codebooks = jnp.arange(2 * heads, dtype=sub_key_ids.dtype).reshape(1, heads, 2, 1)
     return (sub_key_ids + num_subkeys * codebooks).reshape(-1, top_k)
 

@@ -72,6 +72,7 @@ def write_split_values(
     )
     run = functools.partial(write_values, error_weights=error_weights, **options)
     if axes.slots:
+        # A device reads zeros for slots that others hold, and the sum over devices completes them.
         own = own_slots(slot_ids, values.shape[1], axes)
         sum_reads = functools.partial(jax.lax.psum, axis_name=axes.slots)
         out = run(
@@ -86,6 +87,8 @@ def write_split_values(
         )
         output = own_tokens(out.output, tokens, axes, dim=2)
     else:
+        # Every device then has all tokens for its columns, and its part of the scan talks to no
+        # other.
         targets = tokens_for_columns(targets, axes)
         out = run(values, SlotAccess(slot_ids, weights), targets, counted=counted, ops=ops)
         output = columns_for_tokens(out.output, axes)

@@ -89,6 +89,7 @@ def rows_to_read(values: AnyTable, slot_ids: SlotIds) -> tuple[ValueTable, SlotI
     own = values.rows.at[place].get(mode="promise_in_bounds")
     base = values.base.array.at[slots].get(mode="promise_in_bounds")
     rows = jnp.where(held[:, None], own, base)
+    # An overlay that lost rows has no right reads any more.
     rows = jnp.where(values.lost > 0, jnp.nan, rows)
     return rows, jnp.arange(slots.size, dtype=slot_ids.dtype).reshape(slot_ids.shape)
 
@@ -105,11 +106,13 @@ def open_rows(values: AnyTable, slot_ids: SlotIds, counted: TokenWeights) -> Ope
         return OpenRows(values, values, slot_ids)
     capacity, base = values.capacity, values.base.array
     padding = base.shape[0]
+    # Padding reads an extra slot behind the table, which gets no row.
     slots = jnp.where(counted[:, None] > 0, slot_ids.astype(jnp.int32), padding)
     groups = group_slots(slots, num_slots=padding + 1)
     slots, number = groups.slots, jnp.arange(groups.slots.size, dtype=jnp.int32)
     place, held, at = _find(values, slots)
     new = (slots < padding) & ~held
+    # New slots take the next free rows, in ascending order of slots.
     rank = jnp.cumsum(new, dtype=jnp.int32) - 1
     fits = new & (values.used + rank < capacity)
     place = jnp.where(held, place, jnp.where(fits, values.used + rank, capacity))
@@ -128,6 +131,7 @@ def open_rows(values: AnyTable, slot_ids: SlotIds, counted: TokenWeights) -> Ope
     into = jnp.where(fits, place, capacity + 1 + number)
     copied = base.at[slots].get(mode="clip").astype(values.dtype)
     rows = values.rows.at[into].set(copied, mode="drop", unique_indices=True)
+    # What found no row must not pass unseen: its reads become NaN.
     rows = rows.at[capacity].set(jnp.where(lost > 0, jnp.nan, 0.0))
     values = OverlayTable(
         slots=insert(values.slots, slots),
@@ -142,10 +146,10 @@ def open_rows(values: AnyTable, slot_ids: SlotIds, counted: TokenWeights) -> Ope
 
 def open_groups(
     values: OverlayTable,
-    slot_ids: Int[Array, "groups batch length places"],
-    counted: Float[Array, "groups batch length"],
+    slot_ids: Int[Array, "groups chunks tokens places"],
+    counted: Float[Array, "groups chunks tokens"],
 ) -> OpenRows:
-    """`open_rows` of whole sequences of several memories, every leaf with their leading axis."""
+    """`open_rows` of all chunks of several memories, every leaf with their leading axis."""
 
     def open_group(values: OverlayTable, slot_ids: jax.Array, counted: jax.Array) -> OpenRows:
         opened = open_rows(values, slot_ids.reshape(counted.size, -1), counted.reshape(-1))

@@ -45,6 +45,7 @@ def as_chunk(stored: ReplayedTokens, *, beside: SlotChunk) -> SlotChunk:
       beside: the chunk before which they are written. If none of its tokens count, neither do
         these.
     """
+    # A chunk of padding alone leaves the memory as it was, replay included.
     counted = (stored.write_weight > 0) & jnp.any(beside.counted > 0)
     real = counted.astype(stored.write_weight.dtype)
     stored = stored._replace(write_weight=real * stored.write_weight)
@@ -62,6 +63,7 @@ def remember(stored: ReplayedTokens, chunk: SlotChunk) -> ReplayedTokens:
     """
     new = ReplayedTokens(chunk.query, chunk.target, chunk.write_weight * chunk.counted)
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), stored, new)
+    # Ties go to the lower index: to tokens that are stored already.
     _, strongest = jax.lax.top_k(both.write_weight, stored.write_weight.shape[0])
     return jax.lax.stop_gradient(jax.tree.map(lambda x: x[strongest], both))
 
@@ -100,7 +102,9 @@ def join_stored(stored: ReplayedTokens, chunks: SlotChunk) -> JoinedTokens:
     def step(stored: ReplayedTokens, chunk: SlotChunk) -> tuple[ReplayedTokens, SlotChunk]:
         return remember(stored, chunk), as_chunk(stored, beside=chunk)
 
+    # The store of a chunk does not have its own tokens: `step` gives what was there before.
     stored, before = map_groups(functools.partial(jax.lax.scan, step), stored, chunks)
+    chunks = chunks._replace(cut=None)  # Joined chunks are longer.
     if chunks.factor is not None:
         before = before._replace(factor=jnp.ones_like(before.counted))
     tokens, first = jax.tree.map(

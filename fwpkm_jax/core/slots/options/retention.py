@@ -96,7 +96,8 @@ def relocation_scale(weights: SlotWeights, written: SlotWeights, *, power: float
     yielding = hardening_scale(written, power=power)
     squares = weights**2
     whole = jnp.sum(squares, axis=-1, keepdims=True)
-    return yielding * whole / jnp.sum(squares * yielding, axis=-1, keepdims=True)
+    moved = jnp.sum(squares * yielding, axis=-1, keepdims=True)
+    return yielding * whole / jnp.where(moved > 0, moved, 1.0)  # Without weights, 0 and not 0 / 0.
 
 
 def step_scales(
@@ -120,6 +121,7 @@ def step_scales(
       counted: 1 for tokens whose reads count; others leave no trace in the history.
       retention: what to spare.
     """
+    # Scales are a schedule of the write; no gradient teaches the model to use up a slot.
     history, weights, write_weight = jax.lax.stop_gradient((history, weights, write_weight))
     reads_counted = jnp.broadcast_to(counted[:, None], slot_ids.shape)
     weight = reads_counted * write_weight[:, None]
@@ -129,8 +131,6 @@ def step_scales(
     scales = hardening_scale(before, power=retention.hardening)
     if retention.relocation:
         scales = scales * relocation_scale(weights, before, power=retention.relocation)
-    # Padding writes nothing; without weights its scale would be 0 / 0.
-    scales = jnp.where(reads_counted > 0, scales, 1.0)
     # A slot counts once per chunk, by its strongest reader.
     most = jnp.zeros_like(history.written).at[slot_ids].max(weight, mode="promise_in_bounds")
     return scales, history._replace(written=history.written + most)

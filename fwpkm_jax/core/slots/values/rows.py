@@ -98,9 +98,10 @@ def add_by_blocks(
     everything = (slot_ids, coefficients, rows)
 
     def add(values: ValueTable, start: jax.Array | int, length: int) -> ValueTable:
-        slot_ids, coefficients, rows = (
-            jax.lax.dynamic_slice_in_dim(x, start, length) for x in everything
+        block = functools.partial(
+            jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=length
         )
+        slot_ids, coefficients, rows = map(block, everything)
         added = coefficients[:, :, None] * rows[:, None, :]
         return values.at[slot_ids].add(added, mode="promise_in_bounds")
 
@@ -121,6 +122,7 @@ def _add_by_runs(
         carried = jnp.where((left_group == right_group)[:, None], left_sum, 0.0)
         return right_group, carried + right_sum
 
+    # The last reference of a run then holds the sum of the whole run.
     _, sums = jax.lax.associative_scan(merge, (group, sorted_rows))
     last = jnp.maximum(groups.starts[1:] - 1, 0)
     return values.at[groups.slots].add(

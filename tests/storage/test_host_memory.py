@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fwpkm_jax.host_memory import aligned, freed_memory_returned, is_aligned
+from fwpkm_jax.storage.host_memory import aligned, freed_memory_returned, is_aligned
 
 _SIZE, _COUNT = 64 * 1024, 1600
 _needs_trim = pytest.mark.skipif(

@@ -36,7 +36,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
 
     total = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(build)))
     rule, pkm = config.fast_weight.rule, config.pkm
-    idle = len(config.memory_layers) * rule.idle_size
+    idle = len(config.memory_layers) * rule.inactive_parameters
     idle += (
         len(config.pkm_layers) * pkm.value_dim * (pkm.num_subkeys**2 - pkm.num_heads * pkm.top_k)
     )

@@ -16,6 +16,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax._src import compilation_cache  # TODO: a public one once JAX takes caches of others.
@@ -25,7 +26,7 @@ from fwpkm_jax.addresses import check_store, scheme_of
 from fwpkm_jax.storage.repeated import Repeated
 from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.storage.sync import FolderCopy
-from fwpkm_jax.whole_files import check_local, replacing
+from fwpkm_jax.whole_files import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -46,24 +47,43 @@ _SETTINGS = (
 
 @contextlib.contextmanager
 def compile_cache() -> Iterator[Path | None]:
-    """Keeps the programs that a command compiles, as `enable_compile_cache`, and also in a bucket.
+    """Makes JAX keep the programs that a command compiles, and find those that are kept.
 
-    If `FWPKM_JAX_CACHE` is an address, the programs there are copied to a folder of this machine
-    before the body. New ones are written back while it runs, and at its end. A store that cannot be
-    read or written costs one warning, and the body runs without it.
+    Importing the library does not call it. The folder is the first of these that is set:
+
+    - what `JAX_COMPILATION_CACHE_DIR` or `jax.config` names: left as it is, thresholds included;
+    - `FWPKM_JAX_CACHE`; `off` keeps nothing. If it is an address, the programs there are copied to
+      a folder of this machine before the body; new ones are written back while it runs, and at its
+      end. A store that cannot be read or written costs one warning, and the body runs without it;
+    - `$XDG_CACHE_HOME/fwpkm_jax/compiled`, or `~/.cache/fwpkm_jax/compiled`.
+
+    Programs compiled for one processor may crash on another, so each kind of processor has a folder
+    of its own inside: a home directory may be shared. Delete the folder at any time to free its
+    space. A folder of this machine stays in use after the body.
 
     Yields:
-      The folder; None if nothing is kept.
+      The folder; None if nothing is kept: switched off, or the folder cannot be written to, which a
+      warning says.
 
     Raises:
       ValueError: the address is of no bucket, or its package is missing.
     """
-    address = os.environ.get(VARIABLE, "")
-    if scheme_of(address) is None or jax.config.values["jax_compilation_cache_dir"]:
-        yield enable_compile_cache()
-        return
-    check_store(address, VARIABLE)
-    store = Store(f"{address.rstrip('/')}/{_processor()}")
+    chosen, named = jax.config.values["jax_compilation_cache_dir"], os.environ.get(VARIABLE, "")
+    if chosen or named.lower() == "off":
+        yield Path(chosen) if chosen else None
+    elif scheme_of(named) is None:
+        folder = _writable(Path(named).expanduser() if named else default_folder())
+        if folder is not None:
+            _keep_in(folder)
+        yield folder
+    else:
+        check_store(named, VARIABLE)
+        with _kept_in_bucket(Store(f"{named.rstrip('/')}/{_processor()}")) as folder:
+            yield folder
+
+
+@contextlib.contextmanager
+def _kept_in_bucket(store: Store) -> Iterator[Path | None]:
     with tempfile.TemporaryDirectory(prefix="fwpkm-programs-", ignore_cleanup_errors=True) as place:
         programs = _Programs(store, Path(place))
         if not programs.fetch():
@@ -134,8 +154,8 @@ class _Files(CacheInterface):
     def __init__(self, folder: Path) -> None:
         self._path, self._said = folder, False
 
-    def get(self, key: str) -> bytes | None:
-        """A program; None if there is none, or a damaged one."""
+    def get(self, key: str) -> Any:
+        """The bytes of a program; None if there is none, or a damaged one."""
         file = self._path / f"{key}-cache"
         try:
             content = file.read_bytes()
@@ -155,49 +175,22 @@ class _Files(CacheInterface):
             file.write(value + hashlib.sha256(value).digest())
 
 
-def enable_compile_cache() -> Path | None:
-    """Turns on JAX's cache of compiled programs for this process; returns its folder.
-
-    Importing the library does not call it. The folder is the first of these that is set:
-
-    - what `JAX_COMPILATION_CACHE_DIR` or `jax.config` names: left as it is, thresholds included;
-    - `FWPKM_JAX_CACHE`; `off` keeps nothing, and `compile_cache` takes the address of a bucket;
-    - `$XDG_CACHE_HOME/fwpkm_jax/compiled`, or `~/.cache/fwpkm_jax/compiled`.
-
-    Programs compiled for one processor may crash on another, so each kind of processor has a folder
-    of its own inside: a home directory may be shared. Delete the folder at any time to free its
-    space.
-
-    Returns:
-      The folder; None if nothing is kept: switched off, or the folder cannot be written to, which a
-      warning says.
-
-    Raises:
-      ValueError: `FWPKM_JAX_CACHE` is an address.
-    """
-    chosen = jax.config.values["jax_compilation_cache_dir"]
-    if chosen:
-        return Path(chosen)
-    named = os.environ.get(VARIABLE, "")
-    if named.lower() == "off":
-        return None
-    check_local(named, VARIABLE)
-    folder = (Path(named).expanduser() if named else default_folder()) / _processor()
+def _writable(folder: Path) -> Path | None:
+    """This processor's folder in a folder of programs, which is made; None with a warning."""
+    folder = folder / _processor()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        usable = os.access(folder, os.W_OK)
-        reason = "Permission denied"
+        usable, reason = os.access(folder, os.W_OK), "Permission denied"
     except OSError as error:
         usable, reason = False, error.strerror
-    if not usable:
-        logger.warning(
-            "Compiled programs are not kept: %s cannot be written to (%s). Set %s to another "
-            "folder, or to off.",
-            *(folder, reason, VARIABLE),
-        )
-        return None
-    _keep_in(folder)
-    return folder
+    if usable:
+        return folder
+    logger.warning(
+        "Compiled programs are not kept: %s cannot be written to (%s). Set %s to another "
+        "folder, or to off.",
+        *(folder, reason, VARIABLE),
+    )
+    return None
 
 
 def _keep_in(folder: Path) -> None:

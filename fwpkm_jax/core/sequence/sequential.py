@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 
 
-def state_in_turn(
+def sequential_pass(
     step: Callable[[Any, Any], Any], state: Any, inputs: Any, *, axis: SequenceAxis
 ) -> Any:
     """The state before this device's part, where device i waits for the end of device i - 1.

@@ -19,7 +19,6 @@ from typing import IO, Any, NamedTuple, TypeGuard
 import ml_dtypes
 import numpy as np
 
-from fwpkm_jax.host_memory import aligned
 from fwpkm_jax.outside_files import (
     OutsideFileError,
     is_pointer,
@@ -29,6 +28,7 @@ from fwpkm_jax.outside_files import (
     shown,
     size_of,
 )
+from fwpkm_jax.storage.host_memory import aligned
 
 _MOST_HEADER_BYTES = 2**24
 _MOST_AXES = 32

@@ -10,7 +10,7 @@ from fwpkm_jax.core.padding import last_rows
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 
 
-def tokens_before(
+def halo_exchange(
     tree: Any, first: Any, *, axis: SequenceAxis, counts: Int[Array, " batch"] | None = None
 ) -> Any:
     """The last tokens before this device's part, as many as `first` has, oldest first.

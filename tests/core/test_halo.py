@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.sequence.edges import tokens_before
+from fwpkm_jax.core.sequence.halo import halo_exchange
 
 
 class MappedAxis(SequenceAxis):
@@ -33,7 +33,7 @@ def test_tokens_before_a_part_are_those_of_the_whole_sequence(width, counted):
     counts = jnp.full((batch,), length) if counted else None
 
     def of_a_part(part):
-        return tokens_before(part, first, axis=AXIS, counts=counts)
+        return halo_exchange(part, first, axis=AXIS, counts=counts)
 
     parts = jnp.swapaxes(numbers, 0, 1)
     before = jax.jit(jax.vmap(of_a_part, axis_name=AXIS.name))(parts)

@@ -144,7 +144,7 @@ class Operation:
     def _failure(self, kernel: Kernel) -> str | None:
         """None, or why the kernel failed its check on this device. The check runs once."""
         # Imported here, because nearly all programs find the verdict without a check, or need none.
-        from pallas_kernels import check_here, verdicts
+        from pallas_kernels import verdicts
 
         kind = jax.devices()[0].device_kind
         place = (self.name, kernel, kind)
@@ -163,7 +163,8 @@ class Operation:
                 # A new thread starts outside every trace. Inside `jax.ensure_compile_time_eval`
                 # kernels cannot be traced, because their axes are unbound there.
                 with ThreadPoolExecutor(max_workers=1) as thread:
-                    return thread.submit(check_here.checked, check, kernel).result()
+                    checked = importlib.import_module("pallas_kernels.check_here").checked
+                    return thread.submit(checked, check, kernel).result()
 
             _checked[place] = verdicts.verdict(check, kernel, kind, run).failure
         return _checked[place]

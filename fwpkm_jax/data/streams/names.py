@@ -7,13 +7,12 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fwpkm_jax.literals import some
 from fwpkm_jax.outside_files import MOST_JSON_BYTES, OutsideFileError, parse_json, reading
 
-if TYPE_CHECKING:
-    from fwpkm_jax.data.streams.files import AbstractDataFile
+AbstractDataFile = Any  # Of the module `files`, which imports this one.
 
 KINDS = (".jsonl", ".txt", ".bin", ".jsonl.gz", ".parquet", ".arrow")
 """Kinds of files that are read."""

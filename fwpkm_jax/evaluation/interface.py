@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from fwpkm_jax.data import AbstractDataConfig, TextData, load_tokenizer
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
-from fwpkm_jax.evaluation.record import Origin, Result, first_group
+from fwpkm_jax.evaluation.record import Origin, Result, first_group, make_result
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
@@ -190,66 +188,3 @@ class Evaluation:
         fields = {one.name for one in dataclasses.fields(Subject)}
         about = {name: inputs.pop(name) for name in fields & inputs.keys()}
         return self.run(Subject(model=model, memory=memory, **about), config, **inputs)
-
-
-def make_result(
-    evaluation: str, subject: Subject, config: Any, outcome: Outcome, *, tokenizer: str | None
-) -> Result:
-    """A result with its provenance.
-
-    Args:
-      evaluation: its name.
-      subject: what was evaluated.
-      config: the options.
-      outcome: what the evaluation gave.
-      tokenizer: the tokenizer's fingerprint; None for generated data.
-
-    Raises:
-      ValueError: a number of the record is NaN or infinite.
-    """
-    origin = subject.origin
-    model = subject.model if outcome.model is None else outcome.model
-    yarn, own_chunks = model.config.attention.yarn, model.config.fast_weight.chunk_size
-    leaves = jax.tree.leaves(subject.memory)
-    rounded = subject.fast_weight_dtype == "bfloat16"
-    dtype = "bfloat16" if rounded else str(leaves[0].dtype) if leaves else None
-    provenance = {
-        "checkpoint": {
-            "run": origin.run,
-            "step": origin.step,
-            "fingerprint": origin.fingerprint,
-            **({} if origin.weights == "trained" else {"weights": origin.weights}),
-        },
-        "data_files": {**origin.files, **outcome.files},
-        "tokenizer": tokenizer,
-        "chunk_size": own_chunks if outcome.chunk_size is None else outcome.chunk_size,
-        "yarn": dataclasses.asdict(yarn) if yarn else None,
-        "fast_weight_dtype": dtype if leaves else None,
-        "memory_groups_in_checkpoint": leaves[0].shape[0] if leaves else 0,
-        "resets": dict(outcome.resets),
-        "mode": outcome.mode,
-        "scored_tokens": outcome.scored_tokens,
-        "seed": subject.seed,
-        "jax": jax.__version__,
-        "device": jax.devices()[0].device_kind,
-    }
-    record = {
-        "evaluation": evaluation,
-        "provenance": provenance,
-        "config": dataclasses.asdict(config),
-        "results": dict(outcome.numbers),
-    }
-    # Through JSON and back: the caller sees exactly what the file will hold, and NaN is refused.
-    try:
-        record = json.loads(json.dumps(record, default=_json_value, allow_nan=False))
-    except ValueError as error:
-        raise ValueError(
-            f"{evaluation}: a number of its results is not finite; evaluate an earlier checkpoint "
-            "(--step)."
-        ) from error
-    return Result(record, dict(outcome.arrays))
-
-
-def _json_value(value: Any) -> Any:
-    """A value that JSON does not know: NumPy's numbers as numbers, such as paths as text."""
-    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)

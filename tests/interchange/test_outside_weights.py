@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from fwpkm_jax.cli import main
+from fwpkm_jax.config_json import to_json
 from fwpkm_jax.interchange import Weights, export_run, read_folder, start_run
 from fwpkm_jax.interchange.hf import open_folder, read_weights
 from fwpkm_jax.outside_files import OutsideFileError
@@ -232,7 +233,10 @@ def test_a_tensor_in_two_files_or_under_two_names_is_refused(tmp_path):
         ),
         ({"model_type": "qwen3_next", "decoder_sparse_step": 0}, "decoder_sparse_step=0 must"),
         ({"fwpkm_jax": 1}, "fwpkm_jax=1 must be an object with a model"),
-        ({"fwpkm_jax": {"model": {"mixers": ["retnet"]}}}, "note of memories describes another"),
+        (
+            {"fwpkm_jax": {"model": to_json(replace(MODEL, mixers=("retnet",) * 3))}},
+            "note of memories describes another",
+        ),
     ],
 )
 def test_a_configuration_that_lies_is_refused_before_anything_is_made(tmp_path, config, said):

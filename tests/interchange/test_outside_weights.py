@@ -3,6 +3,7 @@
 import json
 import resource
 import struct
+from dataclasses import replace
 
 import jax
 import ml_dtypes

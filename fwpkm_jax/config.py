@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from fwpkm_jax import config_json
-from fwpkm_jax.addresses import check_store, scheme_of
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data import AbstractDataConfig
+from fwpkm_jax.io.atomic import check_local
+from fwpkm_jax.io.untrusted import OutsideFileError, parse_json, read_json, shown
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.literals import check_least, check_literals, nearest, some
 from fwpkm_jax.models.language_model import ModelConfig
-from fwpkm_jax.outside_files import OutsideFileError, parse_json, read_json, shown
 from fwpkm_jax.plugins import missing_plugins, refuse_unnamed
+from fwpkm_jax.storage.addresses import check_store, scheme_of
 from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, LogName, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.runs.processes import DistributedConfig
-from fwpkm_jax.whole_files import check_local
 
 
 @dataclass(frozen=True, kw_only=True)

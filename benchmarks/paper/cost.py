@@ -15,11 +15,11 @@ import jax
 from benchmarks.paper.parameters import count_parameters
 from benchmarks.paper.published import PUBLISHED, TOKENS_PER_STEP
 from benchmarks.paper.throughput import Throughput, samples_per_second
-from fwpkm_jax.command_line import say_error
+from fwpkm_jax.io.options import read_options
+from fwpkm_jax.io.terminal import say_error
 from fwpkm_jax.layers.mixers import LaCTConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.paper.models import APPENDIX_HIDDEN, TABLE_1, appendix_model, paper_model
-from fwpkm_jax.typed_options import read_options
 
 
 @dataclass(frozen=True, kw_only=True)

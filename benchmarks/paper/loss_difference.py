@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import tyro
 
-from fwpkm_jax.command_line import say_error, visible
 from fwpkm_jax.evaluation.display.plot_style import (
     BLUE,
     GREY,
@@ -31,10 +30,11 @@ from fwpkm_jax.evaluation.display.plot_style import (
 )
 from fwpkm_jax.evaluation.display.tables import format_table, signed
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, differences
+from fwpkm_jax.io.atomic import write_json
+from fwpkm_jax.io.options import read_options
+from fwpkm_jax.io.terminal import say_error, visible
+from fwpkm_jax.io.untrusted import read_json
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.outside_files import read_json
-from fwpkm_jax.typed_options import read_options
-from fwpkm_jax.whole_files import write_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from fwpkm_jax.audit.lines import failures
 from fwpkm_jax.audit.origin import headline
 from fwpkm_jax.audit.page import as_text, summary
 from fwpkm_jax.cli.options import PluginOptions, RunArgument, parse_options
-from fwpkm_jax.command_line import visible
 from fwpkm_jax.interchange import read_folder
+from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.load import Run, load_run
 from fwpkm_jax.storage.compile_cache import compile_cache
 from fwpkm_jax.training.state import model_graph

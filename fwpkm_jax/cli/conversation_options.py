@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from fwpkm_jax import memories
-from fwpkm_jax.addresses import address_of, scheme_of
 from fwpkm_jax.cli.options import CheckpointOptions, RunArgument
 from fwpkm_jax.generation import Sampling
 from fwpkm_jax.run.conversation import Conversation, memory_place
 from fwpkm_jax.run.load import load_run
+from fwpkm_jax.storage.addresses import address_of, scheme_of
 
 
 @dataclass(frozen=True, kw_only=True)

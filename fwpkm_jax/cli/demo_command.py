@@ -17,9 +17,9 @@ import jax
 import numpy as np
 
 from fwpkm_jax.cli.options import parse_options
-from fwpkm_jax.command_line import visible
 from fwpkm_jax.data import stream_documents
 from fwpkm_jax.interchange import read_folder
+from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.chat import Chat
 from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.load import Run

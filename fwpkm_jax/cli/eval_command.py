@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, before_others, parse_options
-from fwpkm_jax.command_line import report, say_error, start_logging
 from fwpkm_jax.evaluation import EVALS
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
+from fwpkm_jax.io.terminal import report, say_error, start_logging
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.run.evaluate import evaluate
 from fwpkm_jax.storage.compile_cache import compile_cache

@@ -22,12 +22,12 @@ from fwpkm_jax.cli.options import before_others
 from fwpkm_jax.config import Experiment, load_config, read_experiment
 from fwpkm_jax.config_json import from_json, to_json
 from fwpkm_jax.data import vocab_size
+from fwpkm_jax.io.atomic import check_local
+from fwpkm_jax.io.options import read_options
 from fwpkm_jax.layers.mixers import AttentionConfig, GatedDeltaNetConfig
 from fwpkm_jax.layers.mixers.registry import mixer_config, mixer_names
 from fwpkm_jax.models.config import Mixer, ModelConfig
 from fwpkm_jax.run.train import resume_experiment
-from fwpkm_jax.typed_options import read_options
-from fwpkm_jax.whole_files import check_local
 
 # tyro breaks no lines of a description.
 _DESCRIPTION = """Trains {origin}, whose own values are the defaults below.

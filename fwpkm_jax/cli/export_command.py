@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fwpkm_jax.addresses import address_of
 from fwpkm_jax.cli.options import CheckpointOptions, FolderArgument, RunArgument, parse_options
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.interchange.hf import export_model, push_model
+from fwpkm_jax.io.atomic import check_local
+from fwpkm_jax.storage.addresses import address_of
 from fwpkm_jax.storage.sync import made_in
 from fwpkm_jax.training.runs.mirror import run_folder
-from fwpkm_jax.whole_files import check_local
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fwpkm_jax.cli.conversation_options import PLACES, ConversationOptions
 from fwpkm_jax.cli.options import parse_options
-from fwpkm_jax.command_line import visible
+from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.chat import read_text
 from fwpkm_jax.run.continue_text import answered
 from fwpkm_jax.storage.compile_cache import compile_cache

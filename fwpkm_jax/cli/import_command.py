@@ -12,13 +12,13 @@ from typing import Annotated
 
 import tyro
 
-from fwpkm_jax.addresses import address_of
 from fwpkm_jax.cli.options import FolderArgument, PluginOptions, RunArgument, parse_options
 from fwpkm_jax.interchange import read_folder, start_run
 from fwpkm_jax.interchange.hf import import_model
 from fwpkm_jax.interchange.hf.model_folder import ParameterDtype
 from fwpkm_jax.interchange.imported_run import check_empty
 from fwpkm_jax.layers.partition import MeshConfig
+from fwpkm_jax.storage.addresses import address_of
 from fwpkm_jax.storage.sync import fetched
 
 

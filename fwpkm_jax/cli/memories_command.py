@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fwpkm_jax import memories
-from fwpkm_jax.addresses import address_of, scheme_of
 from fwpkm_jax.cli.options import RunArgument, parse_options
 from fwpkm_jax.config import config_file
 from fwpkm_jax.evaluation.display.tables import format_table
+from fwpkm_jax.io.untrusted import printable, shown
 from fwpkm_jax.literals import some
 from fwpkm_jax.memories import Description
-from fwpkm_jax.outside_files import printable, shown
 from fwpkm_jax.run.conversation import is_start, memory_folder
+from fwpkm_jax.storage.addresses import address_of, scheme_of
 from fwpkm_jax.storage.stores import Store
 
 

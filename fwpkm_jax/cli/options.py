@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from fwpkm_jax.io.atomic import check_local
+from fwpkm_jax.io.options import read_options
 from fwpkm_jax.plugins import import_plugins
 from fwpkm_jax.run.load import WhichWeights
-from fwpkm_jax.typed_options import read_options
-from fwpkm_jax.whole_files import check_local
 
 RunArgument = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
 FolderArgument = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]

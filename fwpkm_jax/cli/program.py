@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from fwpkm_jax.command_line import (
+from fwpkm_jax.io.terminal import (
     INTERRUPTED,
     interruptible,
     leave_out_abandoned_writes,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fwpkm_jax.addresses import address_of
 from fwpkm_jax.cli.options import RunArgument, parse_options
 from fwpkm_jax.evaluation.report import write_report
+from fwpkm_jax.storage.addresses import address_of
 from fwpkm_jax.training.runs.mirror import run_folder
 
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
-from fwpkm_jax.command_line import interruptible, is_deliberate, report, say_error, start_logging
-from fwpkm_jax.outside_files import shown
+from fwpkm_jax.io.terminal import interruptible, is_deliberate, report, say_error, start_logging
+from fwpkm_jax.io.untrusted import shown
 
 DEFAULT_CONFIG = "recall"
 

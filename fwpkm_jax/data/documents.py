@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
+from fwpkm_jax.io.untrusted import OutsideFileError, parse_json, reading
 from fwpkm_jax.literals import some
-from fwpkm_jax.outside_files import OutsideFileError, parse_json, reading
 
 MOST_TEXT_BYTES = 2**26
 """Of a line of JSON, and of a text that is encoded as a whole."""

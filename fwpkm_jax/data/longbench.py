@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from fwpkm_jax.data.documents import read_json_lines, text_field
 from fwpkm_jax.data.tokenizers import Tokenizer
-from fwpkm_jax.outside_files import OutsideFileError, reading
+from fwpkm_jax.io.untrusted import OutsideFileError, reading
 
 MAX_WORDS = 65_536
 """Samples longer than this, in words as the data set counts them, are left out."""

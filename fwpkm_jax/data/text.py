@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fwpkm_jax.addresses import check_store, scheme_of
 from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Source, Split
 from fwpkm_jax.data.identity import FILES
 from fwpkm_jax.data.needles import Example, NeedleMix
@@ -26,6 +25,7 @@ from fwpkm_jax.data.streams.names import PACKAGED
 from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry, token_dtype
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
 from fwpkm_jax.literals import check_least, check_literals, some
+from fwpkm_jax.storage.addresses import check_store, scheme_of
 
 if TYPE_CHECKING:
     import grain

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.outside_files import OutsideFileError, read_bytes, size_of
+from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, size_of
 
 _WIDE = b"# uint32\n"
 """The first line of the index of a file with four bytes per token."""

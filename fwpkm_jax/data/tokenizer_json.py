@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fwpkm_jax.addresses import address_of, read_object, scheme_of
 from fwpkm_jax.data import chat_template
-from fwpkm_jax.lazy_imports import import_extra
-from fwpkm_jax.outside_files import (
+from fwpkm_jax.io.untrusted import (
     MOST_JSON_BYTES,
     OutsideFileError,
     is_pointer,
@@ -28,6 +26,8 @@ from fwpkm_jax.outside_files import (
     refuse_pointer,
     shown,
 )
+from fwpkm_jax.lazy_imports import import_extra
+from fwpkm_jax.storage.addresses import address_of, read_object, scheme_of
 
 _MOST_BYTES = 2**27
 _MOST_TEMPLATE_BYTES = 2**20

@@ -15,15 +15,15 @@ from typing import Protocol
 
 import numpy as np
 
-from fwpkm_jax.addresses import read_object, scheme_of
-from fwpkm_jax.lazy_imports import import_extra
-from fwpkm_jax.outside_files import (
+from fwpkm_jax.io.untrusted import (
     OutsideFileError,
     is_pointer,
     read_bytes,
     reading,
     refuse_pointer,
 )
+from fwpkm_jax.lazy_imports import import_extra
+from fwpkm_jax.storage.addresses import read_object, scheme_of
 
 BYTES = "bytes"
 MISTRAL_V1 = "mistral-v1"

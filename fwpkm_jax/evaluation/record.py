@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from fwpkm_jax.core.chunks import map_unshared
+from fwpkm_jax.io.atomic import replacing, write_json
 from fwpkm_jax.models.language_model import Memory
-from fwpkm_jax.whole_files import replacing, write_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

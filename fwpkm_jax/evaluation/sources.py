@@ -12,7 +12,7 @@ from fwpkm_jax.data import Document, TextData, stream_documents
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.data.streams.files import LocalFile, data_files
 from fwpkm_jax.data.text import valid_rows
-from fwpkm_jax.outside_files import reading, size_of
+from fwpkm_jax.io.untrusted import reading, size_of
 
 
 class Source(NamedTuple):

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.command_line import visible
 from fwpkm_jax.evaluation.display.plot_style import drawn
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.readers.devices import check_one_stream
 from fwpkm_jax.evaluation.record import Result, save_result
 from fwpkm_jax.evaluation.registry import EVALS
+from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.literals import nearest
 
 logger = logging.getLogger(__name__)

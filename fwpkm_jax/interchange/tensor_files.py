@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.outside_files import OutsideFileError, read_json, reading, shown
+from fwpkm_jax.io.untrusted import OutsideFileError, read_json, reading, shown
 from fwpkm_jax.storage.safetensors_file import FLOATS, SafetensorsFile, StoredTensor, read_tensor
 
 INDEX = "model.safetensors.index.json"

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fwpkm_jax.outside_files import OutsideFileError, parse_json, shown
+from fwpkm_jax.io.atomic import replacing
+from fwpkm_jax.io.untrusted import OutsideFileError, parse_json, shown
 from fwpkm_jax.storage.safetensors_file import SafetensorsFile, write_tensors
-from fwpkm_jax.whole_files import replacing
 
 FORMAT = "fwpkm_jax memory 1"
 SUFFIX = ".safetensors"

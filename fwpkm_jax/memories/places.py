@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from fwpkm_jax.addresses import scheme_of
+from fwpkm_jax.io.atomic import own_folder, remove_unfinished
 from fwpkm_jax.memories import file
+from fwpkm_jax.storage.addresses import scheme_of
 from fwpkm_jax.storage.lock import Lock, RunInUseError
 from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.storage.sync import FolderCopy, signature
-from fwpkm_jax.whole_files import own_folder, remove_unfinished
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 _OBJECT = re.compile(rf"(bases/)?{_NAME.pattern}{re.escape(file.SUFFIX)}")

@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.addresses import address_of
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.generation.state import GenerationState, grow, init_generation
+from fwpkm_jax.io.untrusted import OutsideFileError, shown
+from fwpkm_jax.io.untrusted import reading as parsing
 from fwpkm_jax.memories import file, rows, store
 from fwpkm_jax.memories.places import changing, path_of, reading
 from fwpkm_jax.memories.store import Description
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import StreamDocument
 from fwpkm_jax.models.sharding import beside
-from fwpkm_jax.outside_files import OutsideFileError, shown
-from fwpkm_jax.outside_files import reading as parsing
 from fwpkm_jax.overlays import to_private
+from fwpkm_jax.storage.addresses import address_of
 from fwpkm_jax.training.runs.run_directory import differences
 from fwpkm_jax.training.state import named_leaves
 

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fwpkm_jax.io.untrusted import OutsideFileError, shown
+from fwpkm_jax.io.untrusted import reading as parsing
 from fwpkm_jax.literals import some
 from fwpkm_jax.memories import file, rows
 from fwpkm_jax.memories.places import base_path, changing, is_name, path_of, reading
-from fwpkm_jax.outside_files import OutsideFileError, shown
-from fwpkm_jax.outside_files import reading as parsing
 from fwpkm_jax.storage.lock import Lock
 
 _OURS = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}\.tmp")

@@ -13,8 +13,8 @@ from typing import TextIO
 
 import numpy as np
 
-from fwpkm_jax.command_line import visible
 from fwpkm_jax.data.streams import formats
+from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.literals import nearest
 from fwpkm_jax.run.conversation import Conversation
 

@@ -14,17 +14,17 @@ import jax
 import numpy as np
 
 from fwpkm_jax import memories
-from fwpkm_jax.addresses import address_of, check_store, scheme_of
 from fwpkm_jax.data.chat_turns import START, Turn, closing_tokens, has_template, message_tokens
 from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init_generation
+from fwpkm_jax.io.atomic import own_folder
+from fwpkm_jax.io.untrusted import OutsideFileError, shown
 from fwpkm_jax.literals import some
 from fwpkm_jax.memories.saved import Keep
 from fwpkm_jax.models.outputs import layer_name
-from fwpkm_jax.outside_files import OutsideFileError, shown
 from fwpkm_jax.run.load import Run, text_tokenizer
+from fwpkm_jax.storage.addresses import address_of, check_store, scheme_of
 from fwpkm_jax.storage.lock import RunInUseError
 from fwpkm_jax.storage.stores import Store
-from fwpkm_jax.whole_files import own_folder
 
 _START = "start-"
 """With a step: the memory that all others of a checkpoint are forks of, before any text."""

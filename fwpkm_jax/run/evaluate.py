@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fwpkm_jax.addresses import address_of
 from fwpkm_jax.evaluation import Origin, Result, Subject, choose_suite, run_suite
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.report import write_report
+from fwpkm_jax.io.atomic import own_folder
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.run.load import Run, WhichWeights, check_can_evaluate, load_run
+from fwpkm_jax.storage.addresses import address_of
 from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.training.sharding import make_partition
-from fwpkm_jax.whole_files import own_folder
 
 
 def evaluate(

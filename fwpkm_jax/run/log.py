@@ -11,9 +11,10 @@ from typing import Any, TextIO
 
 import jax
 
-from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.config import Experiment, read_experiment
-from fwpkm_jax.outside_files import read_json
+from fwpkm_jax.io.atomic import remove_unfinished, write_json
+from fwpkm_jax.io.untrusted import read_json
+from fwpkm_jax.storage.addresses import scheme_of
 from fwpkm_jax.storage.lock import Lock
 from fwpkm_jax.training.config import WITHOUT_EFFECT
 from fwpkm_jax.training.runs.metrics import (
@@ -32,7 +33,6 @@ from fwpkm_jax.training.runs.run_directory import (
     record_session,
     refuse_changes,
 )
-from fwpkm_jax.whole_files import remove_unfinished, write_json
 
 
 class RunLog:

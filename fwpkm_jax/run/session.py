@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import jax
 from flax import nnx
 
+from fwpkm_jax.io.status_line import format_duration
 from fwpkm_jax.run import setup as parts
 from fwpkm_jax.run.log import RunLog
 from fwpkm_jax.run.setup import Setup
-from fwpkm_jax.status_line import format_duration
 from fwpkm_jax.training.averages import ema_names, ema_weights, gradient_weights
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves

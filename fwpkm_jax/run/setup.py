@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from fwpkm_jax.addresses import address_of, scheme_of
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import make_dataset, vocab_size
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.remat import check_offload
+from fwpkm_jax.storage.addresses import address_of, scheme_of
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.restore import (
     Reference,

@@ -22,11 +22,11 @@ import jax
 from jax._src import compilation_cache  # TODO: a public one once JAX takes caches of others.
 from jax._src.compilation_cache_interface import CacheInterface
 
-from fwpkm_jax.addresses import check_store, scheme_of
+from fwpkm_jax.io.atomic import replacing
+from fwpkm_jax.storage.addresses import check_store, scheme_of
 from fwpkm_jax.storage.repeated import Repeated
 from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.storage.sync import FolderCopy
-from fwpkm_jax.whole_files import replacing
 
 logger = logging.getLogger(__name__)
 

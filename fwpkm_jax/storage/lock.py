@@ -34,11 +34,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from fwpkm_jax.addresses import StoreError
-from fwpkm_jax.outside_files import shown
+from fwpkm_jax.io.atomic import check_local, open_own
+from fwpkm_jax.io.untrusted import shown
+from fwpkm_jax.storage.addresses import StoreError
 from fwpkm_jax.storage.repeated import Repeated
 from fwpkm_jax.storage.stores import Store
-from fwpkm_jax.whole_files import check_local, open_own
 
 NAME = "lock"
 """Of the file or object by which a session holds a run."""

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple, TypeGuard
 import ml_dtypes
 import numpy as np
 
-from fwpkm_jax.outside_files import (
+from fwpkm_jax.io.untrusted import (
     OutsideFileError,
     is_pointer,
     parse_json,

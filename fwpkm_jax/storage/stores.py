@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from fwpkm_jax.addresses import TRIES, Answer, Asked, address_of, ask, open_store, scheme_of
-from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.io.untrusted import OutsideFileError
+from fwpkm_jax.storage.addresses import TRIES, Answer, Asked, address_of, ask, open_store, scheme_of
 
 _memory_writes = threading.Lock()
 

@@ -27,8 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from fwpkm_jax.addresses import scheme_of
-from fwpkm_jax.outside_files import OutsideFileError, parse_json
+from fwpkm_jax.io.untrusted import OutsideFileError, parse_json
+from fwpkm_jax.storage.addresses import scheme_of
 from fwpkm_jax.storage.stores import Listed, Store, checked_name
 
 _LAST = "config.json"

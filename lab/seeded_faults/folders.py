@@ -2,11 +2,11 @@
 
 from lab.seeded_faults.fault import Fault
 
-_FILES = ("tests/test_whole_files.py",)
+_FILES = ("tests/io/test_atomic.py",)
 _LOCK = ("tests/storage/test_lock.py",)
 _OUTAGES = ("tests/storage/test_outages.py",)
 _PLUGINS = ("tests/test_plugins.py",)
-_SHOWN = ("tests/test_command_line.py", "tests/cli/test_memories_command.py")
+_SHOWN = ("tests/io/test_terminal.py", "tests/cli/test_memories_command.py")
 
 FAULTS = (
     Fault(
@@ -37,7 +37,7 @@ FAULTS = (
         "files: an address is taken for a path",
         "if scheme_of(path) is not None:\n        given",
         "if scheme_of(path) is not None and not name:\n        given",
-        (*_FILES, "tests/test_command_line.py"),
+        (*_FILES, "tests/io/test_terminal.py"),
     ),
     Fault(
         "lock: one that is gone does not stop its holder",

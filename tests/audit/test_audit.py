@@ -19,7 +19,7 @@ from fwpkm_jax.cli import demo_command, main
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import RecallData
 from fwpkm_jax.interchange import Weights, start_run
-from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.io.untrusted import OutsideFileError
 from tests.cli.conftest import text_run
 from tests.interchange.make_families import DATA as FAMILIES
 from tests.interchange.make_families import write_model

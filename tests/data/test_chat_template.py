@@ -9,7 +9,7 @@ pytest.importorskip("jinja2")
 
 from fwpkm_jax.data import load_tokenizer
 from fwpkm_jax.data.chat_template import TemplateFailedError, render
-from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.io.untrusted import OutsideFileError
 from tests.data.chat_tokenizer import save_tokenizer
 
 MESSAGES = {"messages": [{"role": "user", "content": "the cat"}]}

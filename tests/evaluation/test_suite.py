@@ -20,8 +20,8 @@ from fwpkm_jax.evaluation.display.tables import format_table
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.sources import sha256, text_sources
 from fwpkm_jax.interchange import Weights, start_run
+from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.models.language_model import LanguageModel
-from fwpkm_jax.outside_files import OutsideFileError
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig, Checkpoints
 from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.state import MemoryConfig, init_state

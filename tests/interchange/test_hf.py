@@ -26,11 +26,11 @@ from fwpkm_jax.interchange.hf import (
     open_folder,
     read_weights,
 )
+from fwpkm_jax.io.atomic import write_json
 from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.run import load_run, setup
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
-from fwpkm_jax.whole_files import write_json
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "hf"
 FOLDERS = sorted(path.parent for path in SHARED.glob("*/expected.npz"))

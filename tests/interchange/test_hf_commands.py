@@ -27,6 +27,7 @@ from fwpkm_jax.interchange.hf.described import changes, config_text
 from fwpkm_jax.interchange.hf.families import FAMILIES
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.weights import abstract_weights
+from fwpkm_jax.io.atomic import write_json
 from fwpkm_jax.layers import (
     AttentionConfig,
     ExpertsConfig,
@@ -38,7 +39,6 @@ from fwpkm_jax.layers import (
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.run import load_run
-from fwpkm_jax.whole_files import write_json
 
 NEXT = {
     "model_type": "qwen3_next", "vocab_size": 300, "hidden_size": 16, "intermediate_size": 24,

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import pytest
 from jax._src import compilation_cache
 
-from fwpkm_jax.addresses import StoreError
 from fwpkm_jax.cli import main
 from fwpkm_jax.storage import compile_cache as module
+from fwpkm_jax.storage.addresses import StoreError
 from fwpkm_jax.storage.compile_cache import compile_cache, default_folder
 from fwpkm_jax.storage.stores import Store
 from tests.training import mesh_flags

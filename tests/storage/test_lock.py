@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from fwpkm_jax.addresses import StoreError
 from fwpkm_jax.run.train import train
 from fwpkm_jax.storage import lock as lock_module
+from fwpkm_jax.storage.addresses import StoreError
 from fwpkm_jax.storage.lock import Lock, LostLockError, RunInUseError
 from fwpkm_jax.storage.stores import Store
 from tests.training.runs.stores import a_small_gcs, a_store

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.storage import stores
 from fwpkm_jax.storage.stores import Store
 from tests.training.runs.stores import a_store

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fwpkm_jax.addresses import StoreError
+from fwpkm_jax.storage.addresses import StoreError
 from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.storage.sync import FolderCopy, Versions
 from tests.training.runs.stores import a_store

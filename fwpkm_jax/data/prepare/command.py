@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwpkm_jax.command_line import report
 from fwpkm_jax.data.prepare.job import prepare
 from fwpkm_jax.data.prepare.output import Layout
 from fwpkm_jax.data.prepare.sources import Source, text_files
 from fwpkm_jax.data.tokenizers import MISTRAL_V1
+from fwpkm_jax.io.options import read_options
+from fwpkm_jax.io.terminal import report
 from fwpkm_jax.literals import check_literals, nearest
-from fwpkm_jax.typed_options import read_options
 
 _PROGRAM = "fwpkm_jax.data.prepare"
 _PAPER = "fwpkm_jax.paper.data"

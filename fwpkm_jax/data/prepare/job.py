@@ -31,10 +31,10 @@ from fwpkm_jax.data.streams.files import AbstractDataFile, LocalFile
 from fwpkm_jax.data.streams.formats import Tokens, encoded, whole_documents
 from fwpkm_jax.data.token_files import check_token_file
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
-from fwpkm_jax.outside_files import read_json
-from fwpkm_jax.status_line import StatusLine
+from fwpkm_jax.io.atomic import remove_unfinished, write_json
+from fwpkm_jax.io.status_line import StatusLine
+from fwpkm_jax.io.untrusted import read_json
 from fwpkm_jax.storage.lock import Lock
-from fwpkm_jax.whole_files import remove_unfinished, write_json
 
 # Documents between two looks at the clock.
 _BETWEEN = 16

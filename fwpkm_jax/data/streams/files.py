@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from fwpkm_jax.addresses import check_store, open_store, scheme_of, store_error
 from fwpkm_jax.data.identity import MOST_NAMED, WHOLE, identity
 from fwpkm_jax.data.streams.hub import HUB, HubName, check_hub_name, fetch_file, list_files
 from fwpkm_jax.data.streams.names import (
@@ -22,8 +21,9 @@ from fwpkm_jax.data.streams.names import (
     is_named,
     kind_of,
 )
+from fwpkm_jax.io.untrusted import is_pointer, reading, refuse_pointer, size_of
 from fwpkm_jax.literals import some
-from fwpkm_jax.outside_files import is_pointer, reading, refuse_pointer, size_of
+from fwpkm_jax.storage.addresses import check_store, open_store, scheme_of, store_error
 
 _READ_AHEAD = 2**22
 

@@ -18,7 +18,7 @@ from fwpkm_jax.data.streams.files import AbstractDataFile, LocalFile
 from fwpkm_jax.data.streams.tables import column_texts, pyarrow_module, read_batches
 from fwpkm_jax.data.token_files import TokenFile
 from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, Tokenizer
-from fwpkm_jax.outside_files import OutsideFileError, reading
+from fwpkm_jax.io.untrusted import OutsideFileError, reading
 
 _PIECE_BYTES = 2**20
 _PIECE_TOKENS = 2**18

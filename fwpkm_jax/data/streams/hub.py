@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fwpkm_jax.io.untrusted import OutsideFileError, shown, without_login
 from fwpkm_jax.lazy_imports import import_extra
-from fwpkm_jax.outside_files import OutsideFileError, shown, without_login
 
 HUB = "hf"
 """The scheme of addresses of the hub."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
+from fwpkm_jax.io.untrusted import MOST_JSON_BYTES, OutsideFileError, parse_json, reading
 from fwpkm_jax.literals import some
-from fwpkm_jax.outside_files import MOST_JSON_BYTES, OutsideFileError, parse_json, reading
 
 AbstractDataFile = Any  # Of the module `files`, which imports this one.
 

@@ -8,9 +8,9 @@ from typing import IO, Any
 
 from fwpkm_jax.data.documents import MOST_TEXT_BYTES
 from fwpkm_jax.data.streams.files import AbstractDataFile
+from fwpkm_jax.io.untrusted import OutsideFileError, reading
 from fwpkm_jax.lazy_imports import import_extra
 from fwpkm_jax.literals import some
-from fwpkm_jax.outside_files import OutsideFileError, reading
 
 _MOST_DECODED_BYTES = 2**29
 """Of a batch of Arrow, and of a column of a row group of Parquet that is packed very tightly."""

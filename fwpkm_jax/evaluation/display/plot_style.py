@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fwpkm_jax.whole_files import replacing
+from fwpkm_jax.io.atomic import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.command_line import report
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.samples import Needle, NeedleSample, build_samples
 from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.sources import Source, files_of, text_sources
-from fwpkm_jax.outside_files import MOST_JSON_BYTES, parse_json, reading
-from fwpkm_jax.typed_options import read_options
-from fwpkm_jax.whole_files import replacing
+from fwpkm_jax.io.atomic import replacing
+from fwpkm_jax.io.options import read_options
+from fwpkm_jax.io.terminal import report
+from fwpkm_jax.io.untrusted import MOST_JSON_BYTES, parse_json, reading
 
 _KIND = "needle samples"
 _SETTINGS = ("words", "seed", *(field.name for field in dataclasses.fields(SampleSettings)))

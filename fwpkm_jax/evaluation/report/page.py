@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.command_line import shell_line
 from fwpkm_jax.evaluation.display import html
 from fwpkm_jax.evaluation.display.plot_style import DPI, drawn
 from fwpkm_jax.evaluation.registry import EVALS
 from fwpkm_jax.evaluation.report import training, words
-from fwpkm_jax.outside_files import OutsideFileError, read_json, reading
-from fwpkm_jax.whole_files import own_folder
+from fwpkm_jax.io.atomic import own_folder
+from fwpkm_jax.io.terminal import shell_line
+from fwpkm_jax.io.untrusted import OutsideFileError, read_json, reading
 
 logger = logging.getLogger(__name__)
 

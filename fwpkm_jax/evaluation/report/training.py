@@ -20,7 +20,7 @@ from fwpkm_jax.evaluation.display.plot_style import (
     set_title,
     style_axes,
 )
-from fwpkm_jax.outside_files import OutsideFileError, parse_json
+from fwpkm_jax.io.untrusted import OutsideFileError, parse_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

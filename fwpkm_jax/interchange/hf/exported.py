@@ -13,7 +13,6 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from fwpkm_jax.addresses import read_object, scheme_of
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data.tokenizers import BYTES, MISTRAL_V1, load_tokenizer, mistral_v1_model
@@ -27,13 +26,14 @@ from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
 from fwpkm_jax.interchange.hf.settings import model_config
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE
 from fwpkm_jax.interchange.weights import Weights
+from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
+from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, read_json
 from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.outside_files import OutsideFileError, read_bytes, read_json
 from fwpkm_jax.run import WhichWeights, load_run
+from fwpkm_jax.storage.addresses import read_object, scheme_of
 from fwpkm_jax.storage.safetensors_file import write_tensors
 from fwpkm_jax.training.runs.mirror import run_folder
-from fwpkm_jax.whole_files import check_new, new_folder, replacing, write_json
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
 _MOST_SMALL = 2**27  # Bytes of a tokenizer.

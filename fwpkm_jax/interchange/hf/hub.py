@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fwpkm_jax import __version__
 from fwpkm_jax.data.streams.hub import asking, hub_client
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
-from fwpkm_jax.outside_files import shown
+from fwpkm_jax.io.untrusted import shown
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DONE = "Models of the hub are fetched and pushed"

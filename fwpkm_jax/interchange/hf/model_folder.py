@@ -23,10 +23,10 @@ from fwpkm_jax.interchange.weights import (
     check_shape,
     refuse_other_names,
 )
+from fwpkm_jax.io.untrusted import OutsideFileError, read_json, reading, shown
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.sharding import parameter_shardings
-from fwpkm_jax.outside_files import OutsideFileError, read_json, reading, shown
 from fwpkm_jax.storage.host_memory import aligned, freed_memory_returned, is_aligned
 from fwpkm_jax.training.state import named_leaves
 

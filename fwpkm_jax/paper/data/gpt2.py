@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.outside_files import parse_json, read_bytes
+from fwpkm_jax.io.untrusted import parse_json, read_bytes
 
 WANTED = (
     "openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json, or vocab.json of "

@@ -13,7 +13,7 @@ from fwpkm_jax.data.prepare.sources import FilePart, Source, select
 from fwpkm_jax.data.streams.formats import Piece
 from fwpkm_jax.data.streams.tables import column_texts, read_batches
 from fwpkm_jax.data.tokenizers import Tokenizer
-from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.paper.data.parquet import parquet_parts
 
 WANTED = (

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fwpkm_jax.io.untrusted import read_json
 from fwpkm_jax.lazy_imports import import_extra
-from fwpkm_jax.outside_files import read_json
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from fwpkm_jax.interchange.weights import (
     checked,
     refuse_other_names,
 )
+from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.outside_files import OutsideFileError
 from fwpkm_jax.paper.release.layouts import read_checkpoint
 from fwpkm_jax.paper.release.names import (
     Names,

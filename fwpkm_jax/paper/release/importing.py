@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fwpkm_jax.addresses import address_of
 from fwpkm_jax.config import Experiment, load_config
 from fwpkm_jax.interchange.hf.hub import is_hub_name
 from fwpkm_jax.interchange.hf.imported import HUB, SMALL_FILES, copy_small_files, first_data
 from fwpkm_jax.interchange.imported_run import check_empty, start_run
-from fwpkm_jax.outside_files import read_json, reading
+from fwpkm_jax.io.atomic import check_local, write_json
+from fwpkm_jax.io.untrusted import read_json, reading
 from fwpkm_jax.paper.release.conversion import read_release
 from fwpkm_jax.paper.release.fetching import fetch_release
 from fwpkm_jax.paper.release.release_config import release_config
-from fwpkm_jax.whole_files import check_local, write_json
+from fwpkm_jax.storage.addresses import address_of
 
 KEPT = "release"
 """Folder in the run: `config.json` and tokenizer of the checkpoint; its name and commit where it

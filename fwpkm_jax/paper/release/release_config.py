@@ -10,10 +10,10 @@ from fwpkm_jax.interchange.hf.families import FAMILIES, Family
 from fwpkm_jax.interchange.hf.rope import DELTA, FULL, WINDOW
 from fwpkm_jax.interchange.hf.settings import family_config
 from fwpkm_jax.interchange.values import Values
+from fwpkm_jax.io.untrusted import shown
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.outside_files import shown
 from fwpkm_jax.rules import AbstractChunkRule, FwMLP, FwPKM
 
 MODEL_TYPE = "qwen3_next_mem"

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.outside_files import OutsideFileError, reading, size_of
+from fwpkm_jax.io.untrusted import OutsideFileError, reading, size_of
 
 _WAY_OUT = (
     "where torch is, save the tensors alone: safetensors.torch.save_file(torch.load(FILE)['module']"

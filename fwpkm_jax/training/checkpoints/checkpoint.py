@@ -17,6 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from fwpkm_jax.io.atomic import own_folder
 from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.training.checkpoints.checksum import checksums
 from fwpkm_jax.training.checkpoints.regroup import Regroup, first_memory
@@ -32,7 +33,6 @@ from fwpkm_jax.training.checkpoints.restore import (
 )
 from fwpkm_jax.training.runs.processes import from_first, is_first, together
 from fwpkm_jax.training.state import TrainState, named_leaves
-from fwpkm_jax.whole_files import own_folder
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.literals import some
+from fwpkm_jax.storage.addresses import scheme_of
 from fwpkm_jax.training.checkpoints.checksum import checksums
 from fwpkm_jax.training.checkpoints.regroup import Regroup, all_groups, regroup
 from fwpkm_jax.training.runs.mirror import run_folder

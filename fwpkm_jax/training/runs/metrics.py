@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fwpkm_jax.whole_files import open_own, own_folder, replacing, write_text
+from fwpkm_jax.io.atomic import open_own, own_folder, replacing, write_text
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from fwpkm_jax.addresses import scheme_of
+from fwpkm_jax.storage.addresses import scheme_of
 from fwpkm_jax.storage.lock import NAME as LOCK
 from fwpkm_jax.storage.lock import Lock
 from fwpkm_jax.storage.repeated import Repeated

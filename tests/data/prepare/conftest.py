@@ -3,7 +3,7 @@ import json
 import pytest
 
 from fwpkm_jax.data.prepare import prepare
-from fwpkm_jax.status_line import StatusLine
+from fwpkm_jax.io.status_line import StatusLine
 
 
 class Silence:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fwpkm_jax.data import TokenFile
 from fwpkm_jax.data.prepare import job, prepare, text_files
 from fwpkm_jax.data.streams import formats
-from fwpkm_jax.status_line import StatusLine
+from fwpkm_jax.io.status_line import StatusLine
 from fwpkm_jax.storage.lock import Lock
 from tests.data.plain_writer import cut_rows, write_token_file
 

@@ -104,7 +104,7 @@ def _release(folder: Path) -> None:
 
 
 def _read_release(folder: Path) -> None:
-    from fwpkm_jax.outside_files import read_json, reading
+    from fwpkm_jax.io.untrusted import read_json, reading
     from fwpkm_jax.paper.release.layouts import read_checkpoint
     from fwpkm_jax.paper.release.release_config import release_config
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import fsspec
 import pytest
 
-from fwpkm_jax import addresses
+from fwpkm_jax.storage import addresses
 from tests.small_gcs import SmallGCS, serving
 
 SERVED = [pytest.param(kind, marks=pytest.mark.extras) for kind in ("s3", "gs")]

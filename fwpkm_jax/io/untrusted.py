@@ -38,7 +38,7 @@ class OutsideFileError(ValueError):
       >>> raise OutsideFileError("model.safetensors", "ends early", otherwise="fetch it again")
       Traceback (most recent call last):
       ...
-      fwpkm_jax.outside_files.OutsideFileError: model.safetensors ends early; fetch it again.
+      fwpkm_jax.io.untrusted.OutsideFileError: model.safetensors ends early; fetch it again.
     """
 
     def __init__(

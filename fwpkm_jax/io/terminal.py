@@ -22,7 +22,7 @@ INTERRUPTED = "interrupted."
 
 _Dropped = TypeVar("_Dropped", bound=BaseException)
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 
 
 def report(program: str, error: Exception) -> int:

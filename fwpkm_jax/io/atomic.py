@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from fwpkm_jax.addresses import scheme_of
+from fwpkm_jax.storage.addresses import scheme_of
 
 _ABANDONED = 60.0
 """Seconds without a change after which an unfinished file that no process holds is removed."""

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fwpkm_jax import addresses
 from fwpkm_jax.cli import main
-from fwpkm_jax.command_line import report, visible
 from fwpkm_jax.config import load_config
 from fwpkm_jax.data import TextData
+from fwpkm_jax.io.status_line import StatusLine
+from fwpkm_jax.io.terminal import report, visible
 from fwpkm_jax.rules import FwPKM
-from fwpkm_jax.status_line import StatusLine
+from fwpkm_jax.storage import addresses
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def _caught(function):

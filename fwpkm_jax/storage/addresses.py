@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from fwpkm_jax.outside_files import OutsideFileError, shown, without_login
+from fwpkm_jax.io.untrusted import OutsideFileError, shown, without_login
 
 TRIES = 5
 """How often a store is asked before what it raises counts."""

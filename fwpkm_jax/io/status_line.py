@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from fwpkm_jax.command_line import visible
+from fwpkm_jax.io.terminal import visible
 
 
 def format_duration(seconds: float) -> str:

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from fwpkm_jax.outside_files import read_json
-from fwpkm_jax.storage.safetensors_file import write_tensors
-from fwpkm_jax.whole_files import (
+from fwpkm_jax.io.atomic import (
     check_local,
     is_unfinished,
     new_folder,
@@ -22,6 +20,8 @@ from fwpkm_jax.whole_files import (
     write_json,
     write_text,
 )
+from fwpkm_jax.io.untrusted import read_json
+from fwpkm_jax.storage.safetensors_file import write_tensors
 
 
 def test_a_value_comes_back_and_nothing_else_is_left(tmp_path):

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from fwpkm_jax.outside_files import (
+from fwpkm_jax.io.untrusted import (
     OutsideFileError,
     parse_json,
     printable,

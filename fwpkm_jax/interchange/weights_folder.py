@@ -17,9 +17,9 @@ from fwpkm_jax.interchange.weights import (
     refuse_other_names,
 )
 from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
+from fwpkm_jax.io.safetensors import SafetensorsFile, write_tensors
 from fwpkm_jax.io.untrusted import OutsideFileError, shown
 from fwpkm_jax.run import WhichWeights, load_run
-from fwpkm_jax.storage.safetensors_file import SafetensorsFile, write_tensors
 
 _FILE = "weights.safetensors"
 _FORMAT = "fwpkm_jax 1"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fwpkm_jax.io.atomic import replacing
+from fwpkm_jax.io.safetensors import SafetensorsFile, write_tensors
 from fwpkm_jax.io.untrusted import OutsideFileError, parse_json, shown
-from fwpkm_jax.storage.safetensors_file import SafetensorsFile, write_tensors
 
 FORMAT = "fwpkm_jax memory 1"
 SUFFIX = ".safetensors"

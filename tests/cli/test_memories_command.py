@@ -7,8 +7,8 @@ import pytest
 
 from fwpkm_jax import memories
 from fwpkm_jax.cli import main
+from fwpkm_jax.io.safetensors import write_tensors
 from fwpkm_jax.memories import file
-from fwpkm_jax.storage.safetensors_file import write_tensors
 from tests.memories.models import ONE, make_model, make_state
 
 

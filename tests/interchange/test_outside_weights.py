@@ -15,9 +15,9 @@ from fwpkm_jax.cli import main
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.interchange import Weights, export_run, read_folder, start_run
 from fwpkm_jax.interchange.hf import open_folder, read_weights
+from fwpkm_jax.io.safetensors import SafetensorsFile
 from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.paper.release import from_release, read_release, to_release
-from fwpkm_jax.storage.safetensors_file import SafetensorsFile
 from tests.interchange.test_weights import MODEL, weights_of
 
 QWEN = {

@@ -20,8 +20,8 @@ from fwpkm_jax.io.atomic import (
     write_json,
     write_text,
 )
+from fwpkm_jax.io.safetensors import write_tensors
 from fwpkm_jax.io.untrusted import read_json
-from fwpkm_jax.storage.safetensors_file import write_tensors
 
 
 def test_a_value_comes_back_and_nothing_else_is_left(tmp_path):

@@ -27,12 +27,12 @@ from fwpkm_jax.interchange.hf.settings import model_config
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
+from fwpkm_jax.io.safetensors import write_tensors
 from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, read_json
 from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.run import WhichWeights, load_run
 from fwpkm_jax.storage.addresses import read_object, scheme_of
-from fwpkm_jax.storage.safetensors_file import write_tensors
 from fwpkm_jax.training.runs.mirror import run_folder
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.

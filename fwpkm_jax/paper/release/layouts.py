@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
+from fwpkm_jax.io.safetensors import SafetensorsFile
 from fwpkm_jax.io.untrusted import OutsideFileError, shown
 from fwpkm_jax.paper.release.torch_file import read_torch_file
-from fwpkm_jax.storage.safetensors_file import SafetensorsFile
 
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 LATEST = "latest"

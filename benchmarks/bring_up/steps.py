@@ -1,6 +1,6 @@
 """Times variants of the training step: compiled side by side, timed one after the other.
 
-    python -m benchmarks.first_light.steps --out steps.jsonl --profiles profiles.json
+    python -m benchmarks.bring_up.steps --out steps.jsonl --profiles profiles.json
 
 Each variant of each model is a process of its own. All compile at the same time, at most `--jobs`
 of them, into the compilation cache that JAX_COMPILATION_CACHE_DIR names; then each in turn is told
@@ -30,12 +30,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from benchmarks import processes
-from benchmarks.first_light import sources
-from benchmarks.first_light.files import read_lines, read_object
-from benchmarks.first_light.variants import KNOWN, Variant, first_variants, variants
+from benchmarks.bring_up import sources
+from benchmarks.bring_up.files import read_lines, read_object
+from benchmarks.bring_up.variants import KNOWN, Variant, first_variants, variants
 from benchmarks.options import from_json, parse, to_json
 
-MODULE = "benchmarks.first_light.steps"
+MODULE = "benchmarks.bring_up.steps"
 ENDING = ".exe.xz"
 LARGEST_FILE = 2**24
 """Bytes of a file that comes back from a lent machine."""

@@ -1,6 +1,6 @@
 """Writes down what a machine is before anything else runs on it.
 
-    python -m benchmarks.first_light.device --out device.json
+    python -m benchmarks.bring_up.device --out device.json
 
 Versions, driver, libraries, and the device's topology as bytes: from these, programs are compiled
 ahead of time for the same device elsewhere (`benchmarks.compiled.executables --topology`). What

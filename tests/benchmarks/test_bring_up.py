@@ -15,9 +15,9 @@ import jax
 import pytest
 
 from benchmarks import processes
-from benchmarks.first_light import cases, correctness, sources, steps, suite, variants
-from benchmarks.first_light.files import read_lines
-from benchmarks.first_light.tables import account_table, schedule_table, steps_table
+from benchmarks.bring_up import cases, correctness, sources, steps, suite, variants
+from benchmarks.bring_up.files import read_lines
+from benchmarks.bring_up.tables import account_table, schedule_table, steps_table
 from benchmarks.options import parse
 from benchmarks.speed import models
 from pallas_kernels import dispatch
@@ -203,7 +203,7 @@ def test_variants_of_a_real_step_agree_and_its_executable_comes_home(
         *("--device", "cpu", "--compile-s", 600, "--run-s", 600, "--seconds", 1200),
         *("--size", "tiny", "--models", "gdn", "--batch", 1, "--length", 32),
     )
-    assert run("benchmarks.first_light.steps", *options) == 0
+    assert run("benchmarks.bring_up.steps", *options) == 0
     rows = {row["variant"]: row for row in read_lines(out)}
     assert list(rows) == ["carried", "all", "baseline"]
     assert len({row["final_loss"] for row in rows.values()}) == 1
@@ -222,12 +222,12 @@ def test_variants_of_a_real_step_agree_and_its_executable_comes_home(
     )
     # All three are measured: the second call runs none of them.
     monkeypatch.setattr(steps, "talk", None)
-    assert run("benchmarks.first_light.steps", *options) == 0
+    assert run("benchmarks.bring_up.steps", *options) == 0
 
 
 def test_the_device_is_described_before_it_is_measured(tmp_path):
     out = tmp_path / "device.json"
-    run("benchmarks.first_light.device", "--out", out)
+    run("benchmarks.bring_up.device", "--out", out)
     found = result(out)
     assert found["device"] == jax.devices()[0].device_kind
     assert found["environment"]["copy_gigabytes_per_second"] == 1.0
@@ -319,7 +319,7 @@ def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys, monkeypatch
     some = (*base, "--parts", "device", "cases", "decode", "memory")
     limits = ("--seconds", 60, "--part-seconds", 7, "--wheels", tmp_path / "wheels")
     more = ("--reference", "value_scan", "slot_read", "--jobs", 3)
-    assert run("benchmarks.first_light.suite", "--out", first, *some, *limits, *more) == 1
+    assert run("benchmarks.bring_up.suite", "--out", first, *some, *limits, *more) == 1
     assert names(taken) == ["device", "correctness", "decode", "memory"]
     assert {limit for _, limit, _ in taken} == {7}
     cases_command = taken[1][0]
@@ -340,7 +340,7 @@ def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys, monkeypatch
 
     # The device is described anew; parts with lines see for themselves what is measured.
     taken.clear()
-    assert run("benchmarks.first_light.suite", "--out", second, "--earlier", first, *some) == 1
+    assert run("benchmarks.bring_up.suite", "--out", second, "--earlier", first, *some) == 1
     assert names(taken) == ["device", "correctness", "decode"]
     assert "PALLAS_KERNELS_REFERENCE" not in taken[0][2]
     files = sorted(path.name for path in second.iterdir())
@@ -348,22 +348,21 @@ def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys, monkeypatch
 
     taken.clear()
     assert (
-        run("benchmarks.first_light.suite", "--out", second, *some, "--again", "slot_read", "mem")
-        == 1
+        run("benchmarks.bring_up.suite", "--out", second, *some, "--again", "slot_read", "mem") == 1
     )
     assert names(taken) == ["device", "correctness", "decode", "memory"]
     taken.clear()
     capsys.readouterr()
-    assert run("benchmarks.first_light.suite", "--out", second, *some, "--seconds", 0) == 1
+    assert run("benchmarks.bring_up.suite", "--out", second, *some, "--seconds", 0) == 1
     assert not taken
     assert "decode: not started, 0 s are over" in capsys.readouterr().out
     assert result(second / "results.json")["memory"]["status"] == "done"
     # Another source, or another device: everything is measured again.
     monkeypatch.setattr(sources, "of_step", lambda: "another")
-    assert run("benchmarks.first_light.suite", "--out", second, *some) == 1
+    assert run("benchmarks.bring_up.suite", "--out", second, *some) == 1
     assert names(taken) == ["device", "correctness", "decode", "memory"]
     with pytest.raises(SystemExit, match="no such part"):
-        run("benchmarks.first_light.suite", "--out", third, *base, "--parts", "layers")
+        run("benchmarks.bring_up.suite", "--out", third, *base, "--parts", "layers")
 
 
 def test_steps_compile_beside_the_comparisons_and_are_timed_after_them(tmp_path, taken):
@@ -373,8 +372,7 @@ def test_steps_compile_beside_the_comparisons_and_are_timed_after_them(tmp_path,
     (earlier / suite.COMPILED).mkdir(parents=True)
     out = tmp_path / "out"
     assert (
-        run("benchmarks.first_light.suite", "--out", out, "--earlier", earlier, *options, *some)
-        == 0
+        run("benchmarks.bring_up.suite", "--out", out, "--earlier", earlier, *options, *some) == 0
     )
     assert names(taken) == ["device", "steps", "gated_delta", "correctness", "gated_delta"]
     began, prepared = taken[1][0], taken[2][0]
@@ -388,7 +386,7 @@ def test_steps_compile_beside_the_comparisons_and_are_timed_after_them(tmp_path,
     assert "--prepare" not in taken[4][0]
     found = result(out / "results.json")
     given = ("--executables", tmp_path, "--parts", "steps", "--variants", "carried", "flags")
-    assert run("benchmarks.first_light.suite", "--out", tmp_path / "given", *options, *given) == 0
+    assert run("benchmarks.bring_up.suite", "--out", tmp_path / "given", *options, *given) == 0
     last = taken[-1][0]
     assert last[last.index("--executables") + 1] == str(tmp_path)
     named = last.index("--variants")
@@ -452,9 +450,9 @@ def test_a_suite_that_is_stopped_ends_what_it_started(tmp_path):
     alive = tmp_path / "alive"
     code = f"import time; open({str(alive)!r}, 'w'); time.sleep(600)"
     (tmp_path / "sitecustomize.py").write_text(
-        f"import sys\nif sys.orig_argv[1:3] == ['-m', 'benchmarks.first_light.device']: {code}"
+        f"import sys\nif sys.orig_argv[1:3] == ['-m', 'benchmarks.bring_up.device']: {code}"
     )
-    command = [sys.executable, "-m", "benchmarks.first_light", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "benchmarks.bring_up", "--out", str(tmp_path / "out")]
     command += ["--cache", str(tmp_path), "--parts", "device"]
     paths = os.pathsep.join((str(tmp_path), str(suite.ROOT)))
     run = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths})
@@ -480,11 +478,11 @@ def test_the_comparison_fails_if_a_case_does_not_agree(tmp_path, monkeypatch, ca
         *("--out", out, "--size", "tiny", "--jobs", 1, "--limit-s", 60, "--seconds", 600),
         *("--device", jax.devices()[0].device_kind, "--verdicts", tmp_path / "verdicts.json"),
     )
-    assert run("benchmarks.first_light.correctness", *options) == 1
+    assert run("benchmarks.bring_up.correctness", *options) == 1
     assert result(tmp_path / "verdicts.json") == {}
     assert "1 of 2 cases do not agree: two\n" in capsys.readouterr().err
     del found["two"]
-    assert run("benchmarks.first_light.correctness", *options) == 0
+    assert run("benchmarks.bring_up.correctness", *options) == 0
     assert "one" not in capsys.readouterr().out
 
 

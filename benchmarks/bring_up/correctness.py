@@ -1,6 +1,6 @@
 """Compares every kernel with its reference, each case in a process of its own.
 
-    python -m benchmarks.first_light.correctness --out cases.jsonl
+    python -m benchmarks.bring_up.correctness --out cases.jsonl
 
 A case that hangs, dies or gives wrong numbers costs its own process: one line says so, and the
 others run. The file gets one line of JSON for each case, as soon as it has ended. A case whose line
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import processes
-from benchmarks.first_light import sources
-from benchmarks.first_light.files import read_lines
+from benchmarks.bring_up import sources
+from benchmarks.bring_up.files import read_lines
 from benchmarks.options import parse
 
-MODULE = "benchmarks.first_light.cases"
+MODULE = "benchmarks.bring_up.cases"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def line_of(row: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     # Load jax, which the tests' stand-ins need not.
     from benchmarks import carried_verdicts
-    from benchmarks.first_light.cases import cases
+    from benchmarks.bring_up.cases import cases
 
     options = parse(Options, argv, description=__doc__)
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Everything that needs a GPU, in the order in which its answers matter, resumable in parts.
 
-    python -m benchmarks.first_light --out out
-    python -m benchmarks.first_light --out out2 --earlier out        # what is missing or changed
-    python -m benchmarks.first_light --out build/tiny --size tiny    # on any CPU
+    python -m benchmarks.bring_up --out out
+    python -m benchmarks.bring_up --out out2 --earlier out        # what is missing or changed
+    python -m benchmarks.bring_up --out build/tiny --size tiny    # on any CPU
 
 Needs jax, flax, optax, orbax, chex, numpy and pytest; `--wheels` names a folder with wheels of what
 else is missing (jaxtyping). Each part runs in a process of its own with a time limit of its own.
@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import processes
-from benchmarks.first_light import sources
-from benchmarks.first_light.files import read_lines, read_object
+from benchmarks.bring_up import sources
+from benchmarks.bring_up.files import read_lines, read_object
 from benchmarks.options import parse
 from benchmarks.processes import ROOT
 
@@ -84,7 +84,7 @@ class Options:
     """Comparisons with references that run at the same time, and variants that compile."""
     wheels: Path | None = None
     """Folder with wheels of packages that this Python lacks."""
-    cache: Path = ROOT / "build" / "first_light"
+    cache: Path = ROOT / "build" / "bring_up"
     """Folder for compiled programs and unpacked wheels, to keep from one call to the next."""
     peer: Path | None = None
     """Checkout of the authors' repository, timed beside the memory."""
@@ -141,9 +141,9 @@ def parts(options: Options) -> dict[str, list[str]]:
         steps += ["--operations", *options.operations]
     cases = ["--verdicts", str(options.out / VERDICTS)]
     return {
-        "device": program("first_light.device"),
-        "cases": program("first_light.correctness", *size, *jobs, *cases),
-        "steps": program("first_light.steps", *size, *jobs, *steps),
+        "device": program("bring_up.device"),
+        "cases": program("bring_up.correctness", *size, *jobs, *cases),
+        "steps": program("bring_up.steps", *size, *jobs, *steps),
         "decode": program("speed.decode", *size),
         "memory": program("speed.memory", *few, *memory),
         "gated_delta": program("kernels.gated_delta", *few, *rule),

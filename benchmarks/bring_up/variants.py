@@ -1,4 +1,4 @@
-"""The variants of the training step that first light times: which kernels, which compiler's flags.
+"""The variants of the training step that bring-up times: which kernels, which compiler's flags.
 
 This is the one table of them. A new operation needs no line: `steps` finds every operation for
 which the models choose a kernel, and those that `KNOWN` does not name get a variant without them.

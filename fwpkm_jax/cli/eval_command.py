@@ -16,11 +16,10 @@ from typing import Any
 from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, before_others, parse_options
 from fwpkm_jax.evaluation import EVALS
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
-from fwpkm_jax.io.terminal import report, say_error, start_logging
+from fwpkm_jax.io.terminal import start_logging
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.run.evaluate import evaluate
 from fwpkm_jax.storage.compile_cache import compile_cache
-from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,24 +72,18 @@ def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
     """Runs the evaluations of a command line; returns the program's exit code."""
     start_logging()
     logging.getLogger("fwpkm_jax").setLevel(logging.INFO)
-    try:
-        options = parse(arguments, program)
-        configs = {name: getattr(options, name) for name in EVALS}
-        with compile_cache():
-            evaluate(
-                options.run,
-                options.suite,
-                step=options.step,
-                configs=configs,
-                limit=options.limit,
-                mesh=options.mesh,
-                weights=options.weights,
-                data=options.data,
-                fast_weight_dtype=options.fast_weight_dtype,
-            )
-    except (ValueError, OSError, ImportError) as error:
-        return report(program, error)
-    except DamagedCheckpointError as error:
-        say_error(program, error)
-        return 2
+    options = parse(arguments, program)
+    configs = {name: getattr(options, name) for name in EVALS}
+    with compile_cache():
+        evaluate(
+            options.run,
+            options.suite,
+            step=options.step,
+            configs=configs,
+            limit=options.limit,
+            mesh=options.mesh,
+            weights=options.weights,
+            data=options.data,
+            fast_weight_dtype=options.fast_weight_dtype,
+        )
     return 0

@@ -110,7 +110,7 @@ def sent_again(
 
     Args:
       kind: what the handler raises.
-      signal_of: what to send to the main thread again, a hundredth of a second later.
+      signal_of: what to send to the main thread again, a tenth of a second later.
     """
     previous = sys.unraisablehook
     timers: list[threading.Timer] = []
@@ -120,8 +120,13 @@ def sent_again(
             previous(dropped)
             return
         target = (threading.main_thread().ident, signal_of(dropped.exc_value))
-        timers.append(threading.Timer(0.01, signal.pthread_kill, target))
-        timers[-1].start()
+        while True:
+            timers.append(threading.Timer(0.1, signal.pthread_kill, target))
+            try:
+                timers[-1].start()
+            except kind:  # On a busy machine the timer can be over before `start` returns.
+                continue
+            return
 
     sys.unraisablehook = hook
     try:

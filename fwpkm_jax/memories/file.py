@@ -115,6 +115,7 @@ def _facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     )
     wrong = [
         *(name for name, is_right in _KINDS.items() if not is_right(facts.get(name))),
+        *(name for name in ("base", "note") if name not in facts),  # Either may be null.
         *(["checksum"] if not _CHECKSUM.fullmatch(metadata.get("checksum", "")) else []),
     ]
     if wrong:

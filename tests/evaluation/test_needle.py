@@ -183,7 +183,8 @@ def test_what_hinders_the_program_is_one_line(tmp_path, capsys, monkeypatch):
     (tmp_path / "book.txt").write_text(TEXT)
     given = ["--data", str(tmp_path / "book.txt"), "--words", "10", "--out"]
     for seed in (-1, 2**32):
-        assert main([*given, str(tmp_path / "out.jsonl"), f"--seed={seed}"]) == 2
+        with pytest.raises(SystemExit, match="2"):
+            main([*given, str(tmp_path / "out.jsonl"), f"--seed={seed}"])
         said = " ".join(capsys.readouterr().err.split())
         assert f"seed={seed} must be at least 0 and less than 4294967296" in said
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fwpkm_jax.cli.eval_command import main, parse
+from fwpkm_jax.cli import main
+from fwpkm_jax.cli.eval_command import parse
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import EVALS, Subject
@@ -93,7 +94,7 @@ def test_the_command_reports_every_task_in_both_passes(run, capsys, monkeypatch)
     options = {"include_path": run.parent / "tasks", "batch_size": 2}
     given = [word for key, x in options.items() for word in (f"--lm_eval.{key}", str(x))]
     words = ["--suite", "lm_eval", "--lm_eval.tasks", *TASKS]
-    assert main([str(run), *words, "--limit", "2", *given]) == 0
+    assert main(["eval", str(run), *words, "--limit", "2", *given]) == 0
     record = json.loads((run / "results" / "lm_eval.json").read_text())
     results = record["results"]
     assert EVALS["lm_eval"].table(record) in capsys.readouterr().out
@@ -106,9 +107,13 @@ def test_the_command_reports_every_task_in_both_passes(run, capsys, monkeypatch)
     assert bits[0] != bits[1]
     assert record["provenance"]["scored_tokens"] > 20
     assert record["provenance"]["resets"]["memory"] == "request"
-    assert main([str(run), "--suite", "lm_eval", "--lm_eval.tasks", "arc_eazy", *given]) == 2
+    assert (
+        main(["eval", str(run), "--suite", "lm_eval", "--lm_eval.tasks", "arc_eazy", *given]) == 2
+    )
     assert "nearest name is arc_easy. Tasks of your own" in capsys.readouterr().err
-    assert main([str(run), "--suite", "lm_eval", "--lm_eval.tasks", "none.yaml", *given]) == 2
+    assert (
+        main(["eval", str(run), "--suite", "lm_eval", "--lm_eval.tasks", "none.yaml", *given]) == 2
+    )
     assert "there is no file none.yaml" in capsys.readouterr().err
 
 
@@ -236,7 +241,15 @@ def test_the_document_before_a_question_is_read_apart():
 
 def results_of(run, *words) -> dict:
     """The results of a command that needs no connection."""
-    command = [str(run), "--suite", "lm_eval", "--lm_eval.piece_length", "64", *map(str, words)]
+    command = [
+        "eval",
+        str(run),
+        "--suite",
+        "lm_eval",
+        "--lm_eval.piece_length",
+        "64",
+        *map(str, words),
+    ]
     assert main(command) == 0
     return json.loads((run / "results" / "lm_eval.json").read_text())
 
@@ -279,10 +292,10 @@ def test_documents_of_a_task_come_from_local_files(run, monkeypatch, tmp_path, c
     assert "A report about towers.\n" in asked[0].args[0]
     assert asked[0].args[0].endswith("Question: How many?\nAnswer:")
     words = ["--suite", "lm_eval", "--lm_eval.tasks", "arc_easy", "--lm_eval.data", data[0]]
-    assert main([str(run), *words]) == 2
+    assert main(["eval", str(run), *words]) == 2
     assert "'lambada_openai' is no single task of lm_eval.tasks" in capsys.readouterr().err
     words[3:] = ["lambada_openai", "--lm_eval.data", "lambada_openai=none.jsonl"]
-    assert main([str(run), *words]) == 2
+    assert main(["eval", str(run), *words]) == 2
     assert "none.jsonl for lambada_openai" in capsys.readouterr().err
 
 

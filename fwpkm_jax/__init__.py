@@ -18,7 +18,7 @@ Names are imported when they are first used, so that `import fwpkm_jax` takes no
 
 from typing import TYPE_CHECKING
 
-from fwpkm_jax.lazy_names import lazy_names
+from fwpkm_jax.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from fwpkm_jax.config import Experiment, load_config
@@ -78,7 +78,8 @@ __getattr__, __dir__ = lazy_names(
         "fwpkm_jax.config": ("Experiment", "load_config"),
         "fwpkm_jax.data": ("RecallData", "TextData"),
         "fwpkm_jax.generation": ("Sampling", "generate", "init_generation"),
-        "fwpkm_jax.layers": ("FastWeight", "FastWeightConfig", "register_mixer"),
+        "fwpkm_jax.layers.memories.fast_weight": ("FastWeight", "FastWeightConfig"),
+        "fwpkm_jax.layers.mixers.registry": ("register_mixer",),
         "fwpkm_jax.testing": ("check_mixer", "check_rule"),
         "fwpkm_jax.models": ("LanguageModel", "ModelConfig"),
         "fwpkm_jax.rules": ("FwMLP", "FwPKM", "LaCTRule", "TitansRule", "register_rule"),

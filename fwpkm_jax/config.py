@@ -7,7 +7,6 @@ the package. The JSON form goes into the run directory and into every checkpoint
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import json
 import runpy
@@ -18,21 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from fwpkm_jax import config_json
-from fwpkm_jax.addresses import check_store, scheme_of
-from fwpkm_jax.command_line import nearest
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data import AbstractDataConfig
+from fwpkm_jax.io.atomic import check_local
+from fwpkm_jax.io.untrusted import OutsideFileError, parse_json, read_json, shown
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.literals import check_literals, some
+from fwpkm_jax.literals import check_least, check_literals, nearest, some
 from fwpkm_jax.models.language_model import ModelConfig
-from fwpkm_jax.outside_files import OutsideFileError, parse_json, read_json, shown
 from fwpkm_jax.plugins import missing_plugins, refuse_unnamed
-from fwpkm_jax.stores import Store
+from fwpkm_jax.storage.addresses import check_store, scheme_of
+from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, LogName, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.runs.processes import DistributedConfig
-from fwpkm_jax.whole_files import check_local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +90,7 @@ class Experiment:
             check_store(self.run_dir, "run_dir")
         if scheme_of(self.base or "") is not None:
             check_store(self.base or "", "base")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed} must be at least 0.")
-        if self.profile is not None and self.profile < 1:
-            raise ValueError(f"profile={self.profile} must be at least 1 step, or None for none.")
+        check_least(self, seed=0, profile=1)
         missing = missing_plugins(self, self.plugins)
         object.__setattr__(self, "plugins", (*self.plugins, *missing))
 
@@ -103,8 +98,6 @@ class Experiment:
         """The experiment as JSON values; `from_json` gives it back."""
         values = to_json(self)
         del values["distributed"]  # Of a start, not of the run.
-        if not self.plugins:  # As in runs written before there were plugins.
-            del values["plugins"]
         return values
 
     @property
@@ -122,35 +115,34 @@ class Experiment:
 
 
 def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config") -> Any:
-    """`config_json.from_json` of what a run stored, by default an `Experiment`.
-
-    How the processes of an earlier start found each other, which runs once stored, is left out.
+    """`config_json.from_json` of what a run stored, by default an `Experiment`, whole.
 
     Raises:
+      UnknownNameError: as `config_json.from_json`, and where a field has no value, as another
+        version had not got it.
       ValueError: also where plugins are named that this program did not import.
     """
     if annotation is Experiment and isinstance(values, dict):
         names = values.get("plugins", [])
         names = config_json.from_json(names, tuple[str, ...], path=f"{path}.plugins")
         refuse_unnamed(names, path)
-        values = {name: value for name, value in values.items() if name != "distributed"}
-    return config_json.from_json(values, annotation, path=path, stored=True)
+    found = config_json.from_json(values, annotation, path=path)
+    written = found.to_json() if isinstance(found, Experiment) else to_json(found)
+    for name in config_json.lacking(values, written, path):
+        raise config_json.UnknownNameError(f"{name} is missing.")
+    return found
 
 
 CONFIGS = Path(__file__).parent / "configs"
-"""The folder of the configs that come with the package."""
-_TABLES = ("paper", "real_size", "study")  # Its files that name several runs.
+"""The folder of the configs that come with the package, one run each."""
+PAPER = Path(__file__).parent / "paper" / "configs.py"
+"""The file of the paper's runs."""
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The configs that come with the package by name (`recall`, `study/gdn_swa`), and their files.
-
-    A file of one run has its name. A file of several has a table of them, `CONFIGS`.
-    """
-    single = (path for path in CONFIGS.glob("*.py") if path.stem not in ("__init__", *_TABLES))
-    found = {path.stem: path for path in single}
-    for path in (CONFIGS / f"{name}.py" for name in _TABLES):
-        found |= dict.fromkeys(runpy.run_path(str(path))["CONFIGS"], path)
+    """The configs that come with the package by name (`recall`, `gdn_swa`), and their files."""
+    found = {path.stem: path for path in CONFIGS.glob("*.py") if path.stem != "__init__"}
+    found |= dict.fromkeys(runpy.run_path(str(PAPER))["CONFIGS"], PAPER)
     return dict(sorted(found.items()))
 
 
@@ -158,26 +150,28 @@ def load_config(config: str | Path) -> Experiment:
     """The experiment of a shipped config or of a config file.
 
     Args:
-      config: a name in `shipped_configs()`, or the path of a Python file, which ends in `.py` and
-        defines `get_config() -> Experiment`. The file may import its neighbours.
+      config: a name in `shipped_configs()`; or the path of a Python file that ends in `.py` and
+        defines `get_config() -> Experiment`; or `PATH.py:NAME`, where the file defines a table of
+        such functions by name, `CONFIGS`. The file may import its neighbours.
 
     Raises:
       FileNotFoundError: no such name or file; the nearest name is given.
-      ValueError: the file defines no `get_config`, or it returns something else.
+      ValueError: the file defines no such function, or it returns something else.
 
     Example:
       >>> from fwpkm_jax import load_config
       >>> load_config("recall").run_dir
       'runs/recall'
     """
-    path = _config_file(config)
+    path, name = _config_file(config)
     with _importing_neighbours(path):
         defined = runpy.run_path(str(path))
-        several = defined.get("CONFIGS", {}) if path.stem in _TABLES else {}
-        get_config = several.get(str(config), defined.get("get_config"))
+        several = defined.get("CONFIGS", {})
+        get_config = several.get(name) if name else defined.get("get_config")
         if get_config is None:
-            one = f"; {some(tuple(several))} are the names of its runs" if several else ""
-            raise ValueError(f"{path} defines no get_config(); a config file must{one}.")
+            missing = f"run {name!r}{nearest(name, several)}" if name else "get_config()"
+            one = f" {path}:NAME names one of {some(tuple(several))}." if several else ""
+            raise ValueError(f"{path} defines no {missing}; a config file must.{one}")
         experiment = get_config()
     if not isinstance(experiment, Experiment):
         raise ValueError(
@@ -198,29 +192,30 @@ def _importing_neighbours(path: Path) -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def _config_file(config: str | Path) -> Path:
-    """The file of a shipped config's name, or of a path."""
-    path = Path(config)
-    if path.suffix == ".py" and path.is_file():
-        return path
+def _config_file(config: str | Path) -> tuple[Path, str]:
+    """The file of a shipped config or of a path, and the name in the file's table, "" for none."""
+    file, colon, name = str(config).partition(".py:")
+    path = Path(file + ".py" if colon else config)
+    if path.suffix == ".py":
+        if path.is_file():
+            return path, name
+    elif (CONFIGS / f"{config}.py").is_file():
+        return CONFIGS / f"{config}.py", ""
     shipped = shipped_configs()
-    if path.suffix != ".py":
-        if str(config) not in shipped:
-            hint = nearest(str(config), shipped)
-            if "=" in str(config):
-                hint = "; an option starts with two hyphens: --section.field VALUE"
-            raise FileNotFoundError(
-                f"There is no shipped config {str(config)!r}{hint}. --help lists them; the path of "
-                "a file ends in .py."
-            )
-        return shipped[str(config)]
-    beside = {p.stem: p for p in sorted(path.parent.glob("*.py"))} if path.parent.is_dir() else {}
-    close = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.6)
-    hint = f"; the nearest name is {beside[close[0]]}" if close else ""
-    name = path.with_suffix("").as_posix().removeprefix("configs/")
-    if name in shipped:
-        hint = f"; the shipped config of that name is {name}"
-    raise FileNotFoundError(f"There is no config file {path}{hint}.")
+    if path.suffix == ".py":
+        name = path.with_suffix("").as_posix().removeprefix("configs/")
+        hint = nearest(path.name, (beside.name for beside in path.parent.glob("*.py")))
+        hint = f"; the shipped config of that name is {name}" if name in shipped else hint
+        raise FileNotFoundError(f"There is no config file {path}{hint}.")
+    if str(config) not in shipped:
+        hint = nearest(str(config), shipped)
+        if "=" in str(config):
+            hint = "; an option starts with two hyphens: --section.field VALUE"
+        raise FileNotFoundError(
+            f"There is no shipped config {str(config)!r}{hint}. fwpkm configs lists them; the path "
+            "of a file ends in .py."
+        )
+    return shipped[str(config)], str(config)
 
 
 def read_experiment(run_dir: str | Path) -> Experiment:
@@ -276,13 +271,6 @@ def _stored_config(run_dir: str | Path) -> tuple[str | Path, dict[str, Any]]:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{name} does not exist; {store} holds no run.") from error
     return name, parse_json(content, name, otherwise=_COPY, kind=dict)
-
-
-def stored_processes(run_dir: str | Path) -> dict[str, Any]:
-    """How the processes of an earlier start found each other, which runs once stored; {} if not."""
-    stored = _stored_config(run_dir)[1].get("distributed")
-    fields = stored.items() if isinstance(stored, dict) else ()
-    return {n: x for n, x in fields if n != "class" and x is not None and x is not False}
 
 
 def _commit_of(run_dir: str | Path) -> str:

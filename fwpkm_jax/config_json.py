@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import types
 import typing
@@ -12,8 +13,7 @@ from typing import Any, Literal, Union
 
 import numpy as np
 
-from fwpkm_jax.added_fields import values_before, without_removed
-from fwpkm_jax.command_line import nearest
+from fwpkm_jax.literals import nearest
 
 # What the devices count and compute in.
 _MOST_INT = 2**31 - 1
@@ -38,15 +38,13 @@ def to_json(config: Any) -> Any:
     raise TypeError(f"{config!r} in a configuration has no JSON form.")
 
 
-def from_json(values: Any, annotation: Any, *, path: str = "config", stored: bool = False) -> Any:
+def from_json(values: Any, annotation: Any, *, path: str = "config") -> Any:
     """The configuration that `to_json` wrote, every name and type checked.
 
     Args:
       values: parsed JSON.
       annotation: the type expected.
       path: what errors call the place.
-      stored: the values were written by a run, maybe of an earlier version; fields that were
-        added since mean what `meant_before` says. Otherwise they have their defaults.
 
     Raises:
       UnknownNameError: a field or class is unknown (the nearest name is given), or a required
@@ -55,16 +53,16 @@ def from_json(values: Any, annotation: Any, *, path: str = "config", stored: boo
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):
-        return _from_json_union(values, arguments, path, stored)
+        return _from_json_union(values, arguments, path)
     if origin is Literal:
         if values not in arguments:
             hint = nearest(str(values), [str(a) for a in arguments])
             raise ValueError(f"{path}={values!r} is none of {list(arguments)}{hint}.")
         return values
     if origin is tuple:
-        return _from_json_tuple(values, arguments, path, stored)
+        return _from_json_tuple(values, arguments, path)
     if _is_section(annotation):
-        return _from_json_dataclass(values, annotation, path, stored)
+        return _from_json_dataclass(values, annotation, path)
     if annotation is float and isinstance(values, int | float) and not isinstance(values, bool):
         if not abs(values) <= _MOST_FLOAT:
             raise ValueError(f"{path}={values!r} must be finite in float32.")
@@ -78,7 +76,7 @@ def from_json(values: Any, annotation: Any, *, path: str = "config", stored: boo
     return values
 
 
-def _from_json_union(values: Any, options: Sequence[Any], path: str, stored: bool) -> Any:
+def _from_json_union(values: Any, options: Sequence[Any], path: str) -> Any:
     """The value as the one of `options` it belongs to; dataclasses are told by their `class`."""
     if values is None and types.NoneType in options:
         return None
@@ -90,17 +88,17 @@ def _from_json_union(values: Any, options: Sequence[Any], path: str, stored: boo
             raise UnknownNameError(
                 f"{path}.class={name!r} is none of {sorted(classes)}{nearest(str(name), classes)}."
             )
-        return from_json(values, classes[name], path=path, stored=stored)
+        return from_json(values, classes[name], path=path)
     errors = []
     for option in options:
         try:
-            return from_json(values, option, path=path, stored=stored)
+            return from_json(values, option, path=path)
         except ValueError as error:
             errors.append(str(error))
     raise ValueError("; ".join(errors))
 
 
-def _from_json_tuple(values: Any, items: Sequence[Any], path: str, stored: bool) -> tuple[Any, ...]:
+def _from_json_tuple(values: Any, items: Sequence[Any], path: str) -> tuple[Any, ...]:
     if not isinstance(values, list):
         raise ValueError(f"{path}={values!r} must be a list.")
     if len(items) == 2 and items[1] is ...:
@@ -108,12 +106,10 @@ def _from_json_tuple(values: Any, items: Sequence[Any], path: str, stored: bool)
     if len(items) != len(values):
         raise ValueError(f"{path}={values!r} must have {len(items)} entries.")
     pairs = zip(values, items, strict=True)
-    return tuple(
-        from_json(v, item, path=f"{path}[{i}]", stored=stored) for i, (v, item) in enumerate(pairs)
-    )
+    return tuple(from_json(v, item, path=f"{path}[{i}]") for i, (v, item) in enumerate(pairs))
 
 
-def _from_json_dataclass(values: Any, annotation: type, path: str, stored: bool) -> Any:
+def _from_json_dataclass(values: Any, annotation: type, path: str) -> Any:
     if not isinstance(values, dict):
         raise ValueError(f"{path}={values!r} must be an object with the fields of a section.")
     values = dict(values)
@@ -123,16 +119,11 @@ def _from_json_dataclass(values: Any, annotation: type, path: str, stored: bool)
         hint = nearest(str(name), classes)
         raise UnknownNameError(f"{path}.class={name!r} is none of {sorted(classes)}{hint}.")
     cls = classes[name]
-    values = without_removed(cls, values, path=path)
     types_of = hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     for unknown in values.keys() - set(names):
         raise UnknownNameError(f"{path}.{unknown} is not a field{nearest(unknown, names)}.")
-    decoded = {
-        n: from_json(v, types_of[n], path=f"{path}.{n}", stored=stored) for n, v in values.items()
-    }
-    if stored:
-        decoded = values_before(cls) | decoded
+    decoded = {n: from_json(v, types_of[n], path=f"{path}.{n}") for n, v in values.items()}
     for field in dataclasses.fields(cls):
         defaults = (field.default, field.default_factory)
         if field.init and field.name not in decoded and defaults == (dataclasses.MISSING,) * 2:
@@ -143,11 +134,29 @@ def _from_json_dataclass(values: Any, annotation: type, path: str, stored: bool)
         raise ValueError(f"{path}: {error}") from error
 
 
+def lacking(values: Any, whole: Any, path: str) -> Iterator[str]:
+    """The fields of `whole`, from `to_json`, that `values` do not have."""
+    if isinstance(whole, dict):
+        for name, value in whole.items():
+            if name not in values:
+                yield f"{path}.{name}"
+            else:
+                yield from lacking(values[name], value, f"{path}.{name}")
+    elif isinstance(whole, list):
+        for number, (value, one) in enumerate(zip(values, whole, strict=True)):
+            yield from lacking(value, one, f"{path}[{number}]")
+
+
 hints = functools.cache(typing.get_type_hints)  # Resolving them is slow.
 
 
 def final_classes(annotation: type) -> Iterator[type]:
-    """The classes that an annotation stands for: itself, or the implementations of an interface."""
+    """The classes that an annotation stands for: itself, or the implementations of an interface.
+
+    An interface whose implementations are imported by name says where those names are: `registry`.
+    """
+    if (registry := getattr(annotation, "registry", None)) is not None:
+        importlib.import_module(registry).load_all()
     if not inspect.isabstract(annotation):
         yield annotation
     for subclass in annotation.__subclasses__():

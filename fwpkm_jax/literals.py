@@ -66,6 +66,20 @@ def check_literals(config: Any) -> None:
             _check(name, value, choice)
 
 
+def check_least(config: Any, **least: float) -> None:
+    """Raises ValueError, with name and value, for a field that is less than its bound; None passes.
+
+    Example:
+      >>> check_least(types.SimpleNamespace(length=0), length=1)
+      Traceback (most recent call last):
+      ValueError: length=0 is too small; use 1 or more.
+    """
+    for name, bound in least.items():
+        value = getattr(config, name)
+        if value is not None and not value >= bound:  # NaN is neither.
+            raise ValueError(f"{name}={value} is too small; use {bound} or more.")
+
+
 class _Choice(NamedTuple):
     """What a field takes: the values listed, and whether values that are no strings may be others.
 
@@ -110,3 +124,11 @@ def _choice(annotation: Any) -> _Choice | None:
             values += (None,)
         return _Choice(values, others=any(x is not types.NoneType for x in plain))
     return None
+
+
+def check_above_0(config: Any, *names: str) -> None:
+    """Raises ValueError, with name and value, for a field that is neither None nor above 0."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:  # NaN is not.
+            raise ValueError(f"{name}={value} must be above 0.")

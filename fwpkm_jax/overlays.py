@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from fwpkm_jax.core.chunks import Memory, Shared, map_own
+from fwpkm_jax.core.chunks import Memory, Shared, map_unshared
 from fwpkm_jax.core.slots.options import overlay
 from fwpkm_jax.core.slots.options.overlay import OverlayTable
 from fwpkm_jax.models.language_model import LanguageModel
@@ -71,7 +71,7 @@ def fork_memory(
         raise ValueError(f"users={users} must be at least 1.")
     one = to_overlay(model, base, base, capacity=capacity)
     return {
-        name: map_own(lambda x: jnp.broadcast_to(x, (users, *x.shape[1:])), memory)
+        name: map_unshared(lambda x: jnp.broadcast_to(x, (users, *x.shape[1:])), memory)
         for name, memory in one.items()
     }
 
@@ -125,7 +125,7 @@ def join_users(memories: Sequence[Memory]) -> Memory:
       ValueError: the bases differ.
     """
     check_bases(memories)
-    return map_own(lambda *x: jnp.concatenate(x), *memories)
+    return map_unshared(lambda *x: jnp.concatenate(x), *memories)
 
 
 def check_bases(memories: Sequence[Memory]) -> None:
@@ -143,7 +143,7 @@ def check_bases(memories: Sequence[Memory]) -> None:
 
 def take_users(memory: Memory, users: Sequence[int]) -> Memory:
     """The memory of some users, by their numbers; they may repeat."""
-    return map_own(lambda x: x[np.asarray(users)], memory)
+    return map_unshared(lambda x: x[np.asarray(users)], memory)
 
 
 def overlay_use(memory: dict[str, Memory]) -> dict[str, OverlayUse]:

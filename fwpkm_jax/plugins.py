@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.literals import some
-from fwpkm_jax.outside_files import OutsideFileError
 
 
 def import_plugins(modules: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.first_light.tables import account_table, schedule_table, steps_table
+from benchmarks.bring_up.tables import account_table, schedule_table, steps_table
 from benchmarks.options import parse
 from lab.archive import tables as archived
 from lab.comparison.mqar_tables import mqar_table, rates_table, recall_by_seed

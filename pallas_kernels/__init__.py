@@ -1,8 +1,9 @@
-"""Pallas kernels for the most expensive operations, each with its definition in plain JAX.
+"""The kernels of fwpkm_jax, which install under a name of their own: its layout names them so.
 
-One folder per operation: `reference.py` defines it (where it isn't a function of `fwpkm_jax.core`),
-`tpu.py` and `gpu.py` (Mosaic GPU, Hopper) are its kernels, where it has them, `api.py` has the
-public function with its gradient, and `specs.py` the named shapes that tests, ahead-of-time
-compiles and benchmarks share. `dispatch.py` chooses between kernels and reference. `row_ops.py`
-joins the kernels that a scan over chunks of FwPKM calls.
+One folder per operation. `api.py` has the public function, whose body is the definition in plain
+JAX beside the call of the kernels, and its `Operation`; `tpu.py` and `gpu.py` (Mosaic GPU, Hopper)
+are the kernels; `specs.py` has the named shapes that tests, ahead-of-time compiles and benchmarks
+share, and the check before first use. `dispatch.py` chooses between kernels and plain JAX, and runs
+kernels that have a backward pass of their own. `row_ops.py` joins the kernels that a scan over
+chunks of FwPKM calls.
 """

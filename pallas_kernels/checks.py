@@ -1,4 +1,4 @@
-"""Checks the arguments of the operations on table rows, and compares kernels with references."""
+"""Compares kernels with plain JAX: differences of results and cotangents, relative to norms."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,49 +8,25 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import dispatch
-from pallas_kernels.dispatch import Kernel
-
-LANES = 128
-"""Number of lanes (TPU) or threads (GPU) that move a row together."""
 
 
-def refuse_rows(
-    values: jax.Array, others: tuple[jax.Array | None, ...], kernel: Kernel
-) -> str | None:
-    """None, or why no kernel accepts the table `values` together with these arrays."""
-    if kernel != "gpu" and values.dtype == jnp.bfloat16:
-        # In a bfloat16 table two neighbouring rows share 32-bit words of a tile.
-        return "bfloat16 tables"
-    if values.dtype not in (jnp.float32, jnp.bfloat16):
-        return f"{values.dtype} tables"
-    for array in others:
-        if array is not None and array.dtype != jnp.float32:
-            return f"{array.dtype} arrays beside the table"
-    if values.shape[-1] % LANES and not dispatch.interpreted():
-        # Only devices have this limit; interpreted kernels run at the widths of small tests.
-        return f"rows of {values.shape[-1]} values, only multiples of {LANES}"
-    return None
-
-
-def assert_results_agree(op: Callable[..., Any], arrays: dict[str, Any], *, ratio: float) -> None:
-    """Compares the results and cotangents of an operation's kernel with those of its reference.
-
-    Raises:
-      AssertionError: a result differs by more than `ratio` of its norm; the message names it.
-    """
-    for name, error in result_errors(op, arrays).items():
+def require(errors: dict[str, float], ratio: float, case: str) -> None:
+    """Raises AssertionError if an error exceeds `ratio` or is NaN; the message names it."""
+    for name, error in errors.items():
         if not error <= ratio:
-            raise AssertionError(f"{name} differs by {error:.2g} of its norm, at most {ratio:g}")
+            raise AssertionError(
+                f"{name} differs by {error:.2g} of its norm, at most {ratio:g} ({case})"
+            )
 
 
-def result_errors(op: Callable[..., Any], arrays: dict[str, Any]) -> dict[str, float]:
+def result_errors(
+    op: Callable[..., Any], arrays: dict[str, Any], *, fixed: Sequence[str] = ()
+) -> dict[str, float]:
     """Differences of an operation's kernel from its reference, relative to each array's norm.
 
-    Args:
-      op: function of the arrays and `backend` that returns a pytree of arrays.
-      arrays: arguments by name; cotangents of the float arrays are compared as well.
+    Args: as `results_of`.
     """
-    results = results_of(op, arrays)
+    results = results_of(op, arrays, fixed=fixed)
     return relative_errors(results("pallas"), results("reference"))
 
 

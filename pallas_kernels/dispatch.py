@@ -6,28 +6,31 @@ is compared with the reference before its first use, once per operation and kind
 """
 
 import contextlib
+import functools
 import importlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 
-from pallas_kernels import verdicts
-from pallas_kernels.verdicts import Verdict
+from fwpkm_jax.core.platform import compiled_for, platform
 
 REFERENCE_VARIABLE = "PALLAS_KERNELS_REFERENCE"
 """Environment variable with a comma-separated list of operations for which `auto` means
 `reference`, such as `value_scan,chunk_gated_delta_rule`."""
+R = TypeVar("R")
 Backend = Literal["auto", "reference", "pallas"]
 Kernel = Literal["gpu", "tpu"]
 Implementation = Literal["reference", "gpu", "tpu"]
 
 _LOGGER = logging.getLogger("pallas_kernels")
-_KERNEL_OF_PLATFORM: dict[str, Kernel] = {"gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
+_ALL_KERNELS: tuple[Kernel, ...] = ("gpu", "tpu")
 
 
 class _Simulation(NamedTuple):
@@ -40,7 +43,8 @@ class _Simulation(NamedTuple):
 # User contexts are part of jit's cache key: a function traced inside one is retraced outside.
 _simulation = jax.make_user_context(None)
 _default_backend = jax.make_user_context("auto")
-_under_check = jax.make_user_context(None)
+under_check = jax.make_user_context(None)
+"""The kernel that is being checked: operations use it without another check."""
 
 _checked: dict[tuple[str, Kernel, str], str | None] = {}
 _logged: set[tuple[str, str]] = set()
@@ -49,90 +53,177 @@ decisions: Counter[tuple[str, Implementation, str]] = Counter()
 """How often each (operation, implementation, reason) was chosen in this process."""
 
 
-def implementation(
-    op: str,
-    backend: Backend,
-    *,
-    kernels: Sequence[Kernel] = ("gpu", "tpu"),
-    supports: Callable[[Kernel], str | None] | None = None,
-    check: Callable[[Kernel], None] | None,
-    uses: Sequence[str] = (),
-) -> Implementation:
-    """The implementation to trace, chosen by platform, request and the inputs that kernels accept.
+@dataclass(frozen=True)
+class Operation:
+    """An operation that devices have kernels for, what these do not take, and how they are checked.
 
-    `reference` is plain JAX on every platform. `pallas` is this platform's kernel or an error.
-    `auto` is the kernel if it accepts these inputs and agrees with the reference on this device;
-    otherwise it is the reference, and one logged line gives the reason. `auto` is also the
-    reference for operations that the environment variable `PALLAS_KERNELS_REFERENCE` names.
+    Its public function asks `choose`. It computes its definition in plain JAX where the answer is
+    `reference`, and calls a device's kernels otherwise. A new operation is one folder: that
+    function and its `Operation` in `api.py`, `gpu.py` or `tpu.py`, and named shapes in `specs.py`.
 
-    Args:
-      op: name of the operation, for messages.
-      backend: the request; `auto` can be redirected by `default_backend`.
+    Attributes:
+      name: of the operation, for messages and for `PALLAS_KERNELS_REFERENCE`.
+      refuses: `refuses(kernel, *arguments)` returns None, or what the kernel does not take.
       kernels: the kernels that the operation has.
-      supports: returns None, or why the given kernel does not accept these shapes and dtypes.
+      folder: has `specs.py`, whose `check` is called where `check` is None; None: named like the
+        operation.
       check: runs the given kernel on small inputs and raises if it differs from the reference;
         called once per operation, kernel and kind of device, on a GPU in a separate process.
       uses: other operations whose kernels this one's contain; `PALLAS_KERNELS_REFERENCE` may name
         any of them.
-
-    Raises:
-      ValueError: `pallas` where no kernel exists for the platform, or an unknown backend.
-      NotImplementedError: `pallas` with inputs that the kernel does not accept.
-      RuntimeError: `pallas` with a kernel that disagrees with the reference on this device.
     """
-    if backend not in ("auto", "reference", "pallas"):
-        raise ValueError(f"backend={backend!r} must be 'auto', 'reference' or 'pallas'.")
-    by_name = backend == "pallas"
-    if backend == "auto":
-        if {op, *uses} & set(os.environ.get(REFERENCE_VARIABLE, "").split(",")):
-            return _decided(op, "reference", f"by {REFERENCE_VARIABLE}")
-        backend = _default_backend.value
-    if backend == "reference":
-        return _decided(op, "reference", "by request")
-    if _under_check.value is not None:
-        return _decided(op, _under_check.value, "under check")
 
-    platform, simulation = jax.default_backend(), _simulation.value
-    kernel = _KERNEL_OF_PLATFORM.get(platform) if simulation is None else simulation.kernel
-    if kernel is None or kernel not in kernels:
-        if by_name or (kernel is None and backend == "pallas"):
+    name: str
+    refuses: Callable[..., str | None]
+    kernels: tuple[Kernel, ...] = _ALL_KERNELS
+    folder: str | None = None
+    check: Callable[[Kernel], None] | None = None
+    uses: tuple[str, ...] = ()
+
+    def choose(self, backend: Backend, *arguments: Any, **options: Any) -> Implementation:
+        """The implementation to trace, chosen by platform, request and the arguments.
+
+        `reference` is plain JAX on every platform. `pallas` is this platform's kernel or an error.
+        `auto` is the kernel if it takes these arguments and agrees with the reference on this
+        device; otherwise it is the reference, and one logged line gives the reason. `auto` is also
+        the reference for operations that the environment variable `PALLAS_KERNELS_REFERENCE` names.
+
+        Args:
+          backend: the request; `auto` can be redirected by `default_backend`.
+          *arguments: what `refuses` looks at.
+          **options: the same by name.
+
+        Raises:
+          ValueError: `pallas` where no kernel exists for the platform, or an unknown backend.
+          NotImplementedError: `pallas` with inputs that the kernel does not take.
+          RuntimeError: `pallas` with a kernel that disagrees with the reference on this device.
+        """
+        if backend not in ("auto", "reference", "pallas"):
+            raise ValueError(f"backend={backend!r} must be 'auto', 'reference' or 'pallas'.")
+        # `auto` by the caller may be redirected; a request by name may not.
+        wanted = _default_backend.value if backend == "auto" else backend
+        in_plain_jax = os.environ.get(REFERENCE_VARIABLE, "").split(",")
+        if backend == "auto" and not {self.name, *self.uses}.isdisjoint(in_plain_jax):
+            return self._decided("reference", f"by {REFERENCE_VARIABLE}")
+        if wanted == "reference":
+            return self._decided("reference", "by request")
+        # The check runs the public function, which must not start the check again.
+        if under_check.value is not None:
+            return self._decided(under_check.value, "under check")
+        # A simulated device comes before this one, for tests and ahead-of-time compiles.
+        kernel = _simulation.value.kernel if _simulation.value else platform()
+        if kernel in self.kernels:
+            return self._kernel_or_reference(kernel, backend == "pallas", arguments, options)
+        if backend == "pallas" or (wanted == "pallas" and kernel not in _ALL_KERNELS):
             raise ValueError(
-                f"{op}: backend='pallas' has no kernel for platform {platform!r}; use 'auto' or "
-                "'reference', or run inside pallas_kernels.dispatch.interpret_kernels('tpu')."
+                f"{self.name}: backend='pallas' has no kernel for platform {kernel!r}; use 'auto' "
+                "or 'reference', or run inside pallas_kernels.dispatch.interpret_kernels('tpu')."
             )
-        reason = f"no kernels for {kernel or platform}"
-        return _decided(op, "reference", reason, log_level=logging.INFO)
-    refusal = _refusal(op, kernel, supports, check)
-    if refusal is None:
-        return _decided(op, kernel, "chosen")
-    error, reason = refusal
-    if by_name:
-        raise error(f"{op}: {reason}.")
-    return _decided(op, "reference", reason, log_level=logging.WARNING)
+        return self._decided("reference", f"no kernels for {kernel}", log_level=logging.INFO)
+
+    def _kernel_or_reference(
+        self, kernel: Kernel, by_name: bool, arguments: Any, options: Any
+    ) -> Implementation:
+        """The kernel if it can run here; otherwise the reference, or an error if asked by name."""
+        simulated = _simulation.value is not None
+        # The device first, then the arguments, then the check, which is the slowest.
+        lacking = None if simulated else _device_lacks(kernel)
+        lacking = lacking or self.refuses(kernel, *arguments, **options)
+        failure = None if simulated or lacking else self._failure(kernel)
+        if lacking is None and failure is None:
+            return self._decided(kernel, "chosen")
+        if lacking is not None:
+            error, reason = NotImplementedError, f"does not take {lacking}"
+        else:
+            error, reason = RuntimeError, f"failed its check on this device: {failure}"
+        reason = f"the {kernel} kernel {reason}"
+        if by_name:
+            raise error(f"{self.name}: {reason}.")
+        return self._decided("reference", reason, log_level=logging.WARNING)
+
+    def _failure(self, kernel: Kernel) -> str | None:
+        """None, or why the kernel failed its check on this device. The check runs once."""
+        # Imported here, because nearly all programs find the verdict without a check, or need none.
+        from pallas_kernels import verdicts
+
+        kind = jax.devices()[0].device_kind
+        place = (self.name, kernel, kind)
+        if place not in _checked:
+            check = self.check or module_of(self.folder or self.name, "specs").check
+
+            def run() -> verdicts.Verdict:
+                if kernel == "gpu" and verdicts.has_name(check):
+                    _LOGGER.warning(
+                        "%s: its kernel is compared with plain JAX on this %s, once for each "
+                        "version; this takes a minute or two.",
+                        self.name,
+                        kind,
+                    )
+                    return verdicts.run_apart(check, kernel, kind)
+                # A new thread starts outside every trace. Inside `jax.ensure_compile_time_eval`
+                # kernels cannot be traced, because their axes are unbound there.
+                with ThreadPoolExecutor(max_workers=1) as thread:
+                    checked = importlib.import_module("pallas_kernels.check_here").checked
+                    return thread.submit(checked, check, kernel).result()
+
+            _checked[place] = verdicts.verdict(check, kernel, kind, run).failure
+        return _checked[place]
+
+    def _decided(
+        self, chosen: Implementation, reason: str, *, log_level: int | None = None
+    ) -> Implementation:
+        """Counts a decision; with `log_level` also logs it, the same one once in a process."""
+        decisions[self.name, chosen, reason] += 1
+        if log_level is not None and (self.name, reason) not in _logged:
+            _logged.add((self.name, reason))
+            _LOGGER.log(log_level, "%s runs its %s: %s.", self.name, chosen, reason)
+        return chosen
 
 
-def module_of(folder: str, kernel: Kernel) -> Any:
-    """The module of one device's kernels in an operation's folder; loaded only when chosen."""
-    return importlib.import_module(f"pallas_kernels.{folder}.{kernel}")
+def module_of(folder: str, name: str) -> Any:
+    """A module of an operation's folder, such as a device's kernels; loaded only when chosen."""
+    return importlib.import_module(f"pallas_kernels.{folder}.{name}")
 
 
-def _refusal(
-    op: str,
-    kernel: Kernel,
-    supports: Callable[[Kernel], str | None] | None,
-    check: Callable[[Kernel], None] | None,
-) -> tuple[type[Exception], str] | None:
-    """None, or the error and the reason if a kernel cannot run here."""
-    simulated = _simulation.value is not None
-    lacking = None if simulated else _device_lacks(kernel)
-    if lacking is None and supports is not None:
-        lacking = supports(kernel)
-    if lacking is not None:
-        return NotImplementedError, f"the {kernel} kernel does not take {lacking}"
-    failure = None if simulated or check is None else _failure(op, kernel, check)
-    if failure is not None:
-        return RuntimeError, f"the {kernel} kernel failed its check on this device: {failure}"
-    return None
+def custom_vjp(*, fixed: int) -> Callable[[Callable[..., R]], "jax.custom_vjp[R]"]:
+    """A decorator as `jax.custom_vjp`, whose first `fixed` arguments are no arrays."""
+    found: Any = functools.partial(jax.custom_vjp, nondiff_argnums=tuple(range(fixed)))
+    return found  # Its type says what the function returns.
+
+
+def run_kernels(kernels: Any, *arrays: Any, **options: Any) -> Any:
+    """The results of a device's kernels, with the gradient that their backward pass computes.
+
+    Args:
+      kernels: a module with `forward(*arrays, save, **options)`, which returns the results and what
+        the backward pass reads, if `save`, and `backward(saved, cotangents, **options)`, which
+        returns a cotangent of each array.
+      *arrays: pytrees of arrays.
+      **options: hashable.
+    """
+    return _run(kernels, tuple(options.items()), *arrays)
+
+
+@custom_vjp(fixed=2)
+def _run(kernels, options, *arrays):
+    return _traced_once(kernels.forward, (*options, ("save", False)), *arrays)[0]
+
+
+def _run_forward(kernels, options, *arrays):
+    return _traced_once(kernels.forward, (*options, ("save", True)), *arrays)
+
+
+def _run_backward(kernels, options, saved, cotangents):
+    return tuple(_traced_once(kernels.backward, options, saved, cotangents))
+
+
+_run.defvjp(_run_forward, _run_backward)
+
+
+# For equal arguments, so that a model lowers its kernels once, not per layer.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _traced_once(function, options, *arrays):
+    return function(*arrays, **dict(options))
 
 
 def interpreted() -> bool:
@@ -150,11 +241,9 @@ def gpu_interpreter() -> Any:
     return InterpretGPUParams()
 
 
-@contextlib.contextmanager
-def interpret_kernels(kernel: Kernel) -> Iterator[None]:
-    """Interprets the kernels written for `kernel` on any platform; for tests."""
-    with _simulation(_Simulation(kernel, interpreted=True)):
-        yield
+def interpret_kernels(kernel: Kernel) -> AbstractContextManager[None]:
+    """A context that interprets the kernels written for `kernel` on any platform; for tests."""
+    return _simulation(_Simulation(kernel, interpreted=True))
 
 
 @contextlib.contextmanager
@@ -164,37 +253,17 @@ def compile_kernels(kernel: Kernel) -> Iterator[None]:
     Used to compile ahead of time for an absent device, and to measure or test a kernel that would
     not be chosen on this device.
     """
-    with _simulation(_Simulation(kernel, interpreted=False)):
+    with _simulation(_Simulation(kernel, interpreted=False)), compiled_for(kernel):
         yield
 
 
-@contextlib.contextmanager
-def checked_anew() -> Iterator[None]:
-    """Clears the records of checked kernels and logged lines, and restores them afterwards.
-
-    Inside, each kernel is compared with the reference again before its first use.
-    """
-    checked, logged = dict(_checked), set(_logged)
-    _checked.clear()
-    _logged.clear()
-    try:
-        yield
-    finally:
-        _checked.clear()
-        _checked.update(checked)
-        _logged.clear()
-        _logged.update(logged)
-
-
-@contextlib.contextmanager
-def default_backend(backend: Backend) -> Iterator[None]:
-    """Makes `auto` mean `reference`, or `pallas` for inputs that a kernel accepts.
+def default_backend(backend: Backend) -> AbstractContextManager[None]:
+    """A context in which `auto` means `reference`, or `pallas` for inputs that a kernel accepts.
 
     Inputs that a kernel does not accept still use the reference, with a logged line; they are an
     error only if the caller passes `backend="pallas"`.
     """
-    with _default_backend(backend):
-        yield
+    return _default_backend(backend)
 
 
 def _device_lacks(kernel: Kernel) -> str | None:
@@ -204,57 +273,3 @@ def _device_lacks(kernel: Kernel) -> str | None:
     capability = getattr(jax.devices()[0], "compute_capability", "unknown")
     # The kernels use wgmma and swizzled TMA layouts that only sm_90a has.
     return None if capability == "9.0" else f"compute capability {capability}, only Hopper's 9.0"
-
-
-def _failure(op: str, kernel: Kernel, check: Callable[[Kernel], None]) -> str | None:
-    """None, or why the kernel failed its check on this device. The check runs once."""
-    kind = jax.devices()[0].device_kind
-    place = (op, kernel, kind)
-    if place not in _checked:
-
-        def run() -> Verdict:
-            if kernel == "gpu" and verdicts.has_name(check):
-                _LOGGER.warning(
-                    "%s: its kernel is compared with plain JAX on this %s, once for each version; "
-                    "this takes a minute or two.",
-                    op,
-                    kind,
-                )
-                return verdicts.run_apart(check, kernel, kind)
-            # A new thread starts outside every trace. Inside `jax.ensure_compile_time_eval`
-            # kernels cannot be traced, because their axes are unbound there.
-            with ThreadPoolExecutor(max_workers=1) as thread:
-                return thread.submit(checked_here, check, kernel).result()
-
-        _checked[place] = verdicts.verdict(check, kernel, kind, run).failure
-    return _checked[place]
-
-
-def checked_here(check: Callable[[Kernel], None], kernel: Kernel) -> Verdict:
-    """The verdict of a check that runs in this process and outside every trace.
-
-    Inside the check the operation uses the kernel without another check.
-    """
-    try:
-        with _under_check(kernel):
-            check(kernel)
-    except Exception as error:  # Any error: the reference can be used instead.
-        lasting = "RESOURCE_EXHAUSTED" not in str(error)
-        return Verdict(f"{type(error).__name__}: {_one_line(error)}", lasting)
-    return Verdict(None)
-
-
-def _one_line(error: Exception) -> str:
-    """The first line of an error's message that is not empty."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-
-
-def _decided(
-    op: str, chosen: Implementation, reason: str, *, log_level: int | None = None
-) -> Implementation:
-    """Counts a decision; with `log_level` also logs it, the same one once in a process."""
-    decisions[op, chosen, reason] += 1
-    if log_level is not None and (op, reason) not in _logged:
-        _logged.add((op, reason))
-        _LOGGER.log(log_level, "%s runs its %s: %s.", op, chosen, reason)
-    return chosen

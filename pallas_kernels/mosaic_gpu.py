@@ -1,8 +1,9 @@
-"""Launches Mosaic GPU kernels in which each program is one warpgroup and moves whole rows."""
+"""Launches Mosaic GPU kernels, and moves rows in those whose programs are one warpgroup each."""
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -14,6 +15,9 @@ from pallas_kernels import dispatch
 
 WARPGROUP = 128
 """Threads of a warpgroup; each holds the same columns of every row."""
+NO_BARRIERS = MappingProxyType({"unsafe_no_auto_barriers": True})
+"""For kernels that have barriers where they need them: JAX would add two to each store to shared
+memory, and one to each copy. No two threads may access the same written element between them."""
 IN_FLIGHT = 8
 """Rows loaded before the first is used: 16 KiB per warpgroup at 512 float32 columns."""
 
@@ -45,27 +49,46 @@ def launch(
     )(*operands)
 
 
-def launch_rows(kernel: Any, *operands: Any, programs: int, out_type: Any, name: str) -> Any:
-    """Runs `kernel(*operands, *outputs)` once per program, whose number is the axis `program`.
+def launch_grid(
+    kernel: Callable[..., None],
+    *operands: Any,
+    out_type: Any,
+    grid: Mapping[str, int],
+    name: str,
+    scratch: Sequence[Any] = (),
+    compiler: Mapping[str, bool] = MappingProxyType({}),
+    **threads: Any,
+) -> Any:
+    """Runs `kernel(*operands, *outputs, *scratch)` once per place of the grid, in one warpgroup.
 
-    Each warpgroup holds whole rows in registers, with sums over a row. No two threads may access
-    the same element of an array that is written, because there are no barriers.
+    Args:
+      kernel: takes refs to operands and outputs in GPU memory, then its scratch memory.
+      *operands: arrays that are read.
+      out_type: types of the outputs.
+      grid: how many programs there are along each axis, by its name.
+      name: of the kernel in profiles.
+      scratch: shared memory and barriers of each program.
+      compiler: parameters of the compiler; `NO_BARRIERS` where the kernel has its own.
+      **threads: `num_threads` and `thread_name` of programs of several warpgroups.
     """
+    # Lanes: layouts mean the same in all versions of JAX.
+    params = {"lowering_semantics": plgpu.LoweringSemantics.Lane, **compiler}
     return plgpu.kernel(
         kernel,
         out_type=out_type,
-        grid=(programs,),
-        grid_names=("program",),
+        scratch_types=scratch,
+        grid=tuple(grid.values()),
+        grid_names=tuple(grid),
         kernel_name=name,
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
-        ),
+        compiler_params=plgpu.CompilerParams(**params),
         interpret=dispatch.gpu_interpreter(),
+        **threads,
     )(*operands)
 
 
 def rows_of(tokens: int, most: int) -> int:
     """Rows of a program: the largest divisor of the number of tokens that is at most `most`."""
+    # Divisors only: a program with a rest would need a branch for each row.
     return max(rows for rows in range(1, most + 1) if tokens % rows == 0)
 
 
@@ -101,7 +124,7 @@ def over_tables(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
+def sequential_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of arrays that updates refs inside; under `vmap` it runs for one after the other.
 
     Mosaic GPU cannot batch refs, and each launch owns the array that it updates.

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 
 from fwpkm_jax.core.slots.values.grouping import SlotGroups, group_slots
 from fwpkm_jax.core.slots.write import PLAIN
-from pallas_kernels.dispatch import Kernel, module_of
+from pallas_kernels.dispatch import Kernel, custom_vjp, module_of
 
 
-def _read(
+@custom_vjp(fixed=1)
+def read(
     chosen: Kernel,
     values: jax.Array,
     slot_ids: jax.Array,
@@ -30,13 +31,10 @@ def _read(
     return module_of("slot_read", chosen).read(values, slot_ids, weights, target, write_weight)
 
 
-def _dot(chosen: Kernel, values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array:
+@custom_vjp(fixed=1)
+def dot(chosen: Kernel, values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array:
     """`slot_dot`."""
     return module_of("slot_read", chosen).dot(values, slot_ids, vectors)
-
-
-read = jax.custom_vjp(_read, nondiff_argnums=(0,))
-dot = jax.custom_vjp(_dot, nondiff_argnums=(0,))
 
 
 def _read_forward(chosen, values, slot_ids, weights, target, write_weight):
@@ -85,7 +83,8 @@ read.defvjp(_read_forward, _read_backward, symbolic_zeros=True)
 dot.defvjp(_dot_forward, _dot_backward, symbolic_zeros=True)
 
 
-def _add(
+@custom_vjp(fixed=2)
+def add(
     chosen: Kernel,
     with_old_rows: bool,
     values: jax.Array,
@@ -99,9 +98,6 @@ def _add(
     )
 
 
-add = jax.custom_vjp(_add, nondiff_argnums=(0, 1))
-
-
 def _add_forward(chosen, with_old_rows, values, groups, coefficients, rows):
     outputs = add(chosen, with_old_rows, values, groups, coefficients, rows)
     return outputs, (groups, coefficients, rows)
@@ -109,6 +105,7 @@ def _add_forward(chosen, with_old_rows, values, groups, coefficients, rows):
 
 def _add_backward(chosen, with_old_rows, residuals, cotangents):
     groups, coefficients, rows = residuals
+    # An addition passes the table's cotangent on, so no copy of it is made.
     table_bar, old_rows_bar = cotangents
     slot_ids = groups.slots[groups.rank]
     coefficients_bar = dot(chosen, table_bar, slot_ids, rows)

@@ -11,18 +11,15 @@ from fwpkm_jax.core.slots.values.exchange import (
     Exchange,
     ExchangeBack,
     RowOps,
+    RowSums,
     exchange_back,
     logged_rows,
     of_chunk,
 )
-from fwpkm_jax.core.slots.values.grouping import SlotGroups, group_slots, reference_counts
-from fwpkm_jax.core.slots.values.scan import value_scan
+from fwpkm_jax.core.slots.values.grouping import SlotGroups
 from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
-from pallas_kernels.checks import refuse_rows, relative_errors
-from pallas_kernels.dispatch import Backend, Kernel, implementation, module_of
-from pallas_kernels.slot_add.api import check_add
-from pallas_kernels.slot_read.api import check_dot, check_read
-from pallas_kernels.slot_read.specs import CHECK_RATIO, CHECKED, SPECS, RowSpec, sample
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of
+from pallas_kernels.refusals import refusal, refuse_rows
 
 
 def row_ops(values: jax.Array, *, write: ValueWrite = PLAIN, backend: Backend = "auto") -> RowOps:
@@ -38,10 +35,7 @@ def row_ops(values: jax.Array, *, write: ValueWrite = PLAIN, backend: Backend = 
       NotImplementedError: `backend="pallas"` with a width, dtype or option of the write that the
         kernels do not take.
     """
-    # One name for the whole scan, whose kernels lie in the folders `slot_read` and `slot_add`.
-    chosen = implementation(
-        "value_scan", backend, supports=functools.partial(_refuse, values, write), check=check_rows
-    )
+    chosen = VALUE_SCAN.choose(backend, values, write)
     return RowOps() if chosen == "reference" else ops_of(chosen)
 
 
@@ -63,13 +57,14 @@ def ops_of(kernel: Kernel) -> RowOps:
         return add_with_log(values, groups, coefficients, rows, with_old_rows=False)[0]
 
     if kernel == "tpu":
-        back = functools.partial(exchange_back, read_and_dot=read_and_dot, dot=dot, add=add)
+        back = functools.partial(exchange_back, sums=RowSums(read_and_dot, dot, add))
         return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=dot, add=add)
     # Imported here, because it is slow to import and other devices do not need it.
-    from pallas_kernels.mosaic_gpu import in_turn
+    from pallas_kernels.mosaic_gpu import sequential_vmap
 
     return RowOps(
-        batched=in_turn,  # Whole scans in turn: a table is laid out once for all of its chunks.
+        # Whole scans one after the other: a table is laid out once for all of its chunks.
+        batched=sequential_vmap,
         new_log=_new_log_on_gpu,
         runs=module_of("slot_add", kernel).runs_of,
         exchange=_exchange_on_gpu,
@@ -155,50 +150,18 @@ def _exchange_on_tpu(
     return Exchange(values, log, output, errors)
 
 
-def _refuse(values: jax.Array, write: ValueWrite, kernel: Kernel) -> str | None:
-    if write.options:
-        return f"a write with {write.options}, only the plain error"
-    if values.dtype != jnp.float32:
-        return f"{values.dtype} tables"
-    return refuse_rows(values, (), kernel)
-
-
-def check_rows(kernel: Kernel) -> None:
-    """Runs all kernels on this device; raises if one differs from its reference."""
-    for check in (check_read, check_dot, check_add):
-        check(kernel)
-    for spec in (spec for spec in SPECS if spec.name in CHECKED):
-        for name, error in exchange_errors(spec, kernel).items():
-            if not error <= CHECK_RATIO:
-                raise AssertionError(f"{name} differs by {error:.2g} of its norm ({spec.name})")
-
-
-def exchange_errors(spec: RowSpec, kernel: Kernel) -> dict[str, float]:
-    """Differences of a kernel's exchange and of its way back from plain XLA, by name.
-
-    Two chunks that read the same slots in another order, so that the second one's cotangents are
-    those from which the first one's begin.
-    """
-    arrays = sample(spec, jnp.float32)
-    slot_ids = jnp.stack([arrays["slot_ids"], arrays["slot_ids"][::-1]])
-    groups = jax.vmap(functools.partial(group_slots, num_slots=spec.slots))(slot_ids)
-    weights = jnp.stack([arrays["weights"], arrays["weights"]]) / spec.places
-    counts = jax.vmap(reference_counts)(groups, jnp.ones(slot_ids.shape[:2]))
-    rows = ChunkRows(
-        weights=weights,
-        steps=ValueWrite(step_size=float(spec.places)).steps(weights, counts),
-        targets=jnp.stack([arrays["target"], 3.0 * arrays["target"]]),
-        error_weights=jnp.stack([arrays["write_weight"], 0.5 * arrays["write_weight"]]),
+def _refuses(kernel: Kernel, values: jax.Array, write: ValueWrite) -> str | None:
+    found = refusal(
+        (bool(write.options), f"a write with {write.options}, only the plain error"),
+        (values.dtype != jnp.float32, f"{values.dtype} tables"),
     )
+    return found or refuse_rows(kernel, values)
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def results(ops: RowOps, values: jax.Array, rows: ChunkRows) -> tuple[Any, ...]:
-        def scan(rows: ChunkRows) -> tuple[jax.Array, jax.Array]:
-            out = value_scan(values, slot_ids, rows, groups=groups, write=PLAIN, ops=ops)
-            return out.output, out.values
 
-        read, back, written = jax.vjp(scan, rows, has_aux=True)
-        return read, written, back(read)[0]
+def check(kernel: Kernel) -> None:
+    """Runs all kernels on this device; raises if one differs from plain XLA."""
+    module_of("slot_add", "specs").check_scan(kernel)
 
-    actual, expected = (results(ops, arrays["values"], rows) for ops in (ops_of(kernel), RowOps()))
-    return relative_errors(actual, expected)
+
+# One name for the whole scan, whose kernels lie in the folders `slot_read` and `slot_add`.
+VALUE_SCAN = Operation("value_scan", _refuses, check=check)

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -54,7 +54,7 @@ def verdict(
     """
     if not has_name(check):
         return run()
-    file = _folder() / f"{_key(check, kernel, device_kind)}.json"
+    file = folder() / f"{_key(check, kernel, device_kind)}.json"
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
         return Verdict(kept["failure"])
@@ -63,35 +63,6 @@ def verdict(
     if found.lasting:
         _keep(file, {"check": name_of(check), "kernel": kernel, "device": device_kind}, found)
     return found
-
-
-def give(file: Path) -> None:
-    """Writes all verdicts that are kept here into one file, for another machine to `take`."""
-    kept = {one.name: read for one in sorted(_folder().glob("*.json")) if (read := _read(one))}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-
-
-def take(file: Path) -> int:
-    """Keeps the verdicts of a file that `give` wrote; returns their number, 0 if there is no file.
-
-    Each is for its kind of device, versions and content of this package, as if it was found here.
-    A verdict that is here already stays.
-    """
-    kept = _read(file) or {}
-    for name, facts in kept.items():
-        here = _folder() / Path(name).name
-        if not here.exists():
-            here.parent.mkdir(parents=True, exist_ok=True)
-            here.write_text(json.dumps(facts), encoding="utf-8")
-    return len(kept)
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 def run_apart(
@@ -150,7 +121,8 @@ def _answer(command: Sequence[str], variables: Mapping[str, str], limit_s: float
         return Verdict(failure, lasting=False)
 
 
-def _folder() -> Path:
+def folder() -> Path:
+    """Where this machine's verdicts are kept."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache, "fwpkm_jax", "kernel_checks")
 

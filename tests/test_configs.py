@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fwpkm_jax.analysis.cost import model_cost
-from fwpkm_jax.analysis.published import PUBLISHED
+from benchmarks.paper.cost import model_cost
+from benchmarks.paper.published import PUBLISHED
 from fwpkm_jax.config import Experiment, from_json, load_config, shipped_configs
 from fwpkm_jax.data import RecallData, TextData, stream_documents, vocab_size
-from fwpkm_jax.models.paper import PSWA, TABLE_1
+from fwpkm_jax.paper.models import PSWA, TABLE_1
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run.train import train
-from fwpkm_jax.training.limited import limited_attention
+from fwpkm_jax.training.random_window import random_window
 
 CONFIGS = shipped_configs()
 # Configs share their parts; the first few train each part once.
@@ -39,7 +39,7 @@ def test_every_config_is_valid_and_comes_back_from_json(name):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_attention_of_every_model_can_be_limited_as_its_config_says(name):
     experiment = load_config(name)
-    limited_attention(experiment.model, experiment.training.window_probability)
+    random_window(experiment.model, experiment.training.window_probability)
 
 
 @pytest.mark.by_default("gdn_fa__fwpkm2_6_10", "fa__pkm6_fwpkm2_10", "fast_weight_layer", "titans")
@@ -72,14 +72,10 @@ def test_a_name_that_stood_in_a_command_stays():
     """Stored commands, logs and results name configs."""
     ablations = "dot_scores four_heads_top8 one_head_top32 without_addressing_loss without_gating"
     ablations += " without_lookahead without_loss_weight without_value_norm"
-    study = "fa fa__fwpkm fa__fwpkm__pswa gdn_swa gdn_swa__fwmlp gdn_swa__fwpkm gdn_swa__pkm"
-    study += " gdn_swa__pkm_fwpkm lact"
-    real_size = "gdn gdn__fwpkm2_4 gdn__pkm2_4 gdn__pkm3_fwpkm2_4"
     own = "books_tiny fast_weight_layer matrix_memory recall recall_carried recall_without_memory"
-    folders = {"ablations/": ablations, "study/": study, "real_size/": real_size}
-    names = {f"{folder}{name}" for folder, names in folders.items() for name in names.split()}
+    names = {f"ablations/{name}" for name in ablations.split()}
     names |= {*own.split(), "titans", *TABLE_1, *PSWA}
-    assert len(names) == 53
+    assert len(names) == 40
     assert set(CONFIGS) >= names
 
 

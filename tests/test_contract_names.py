@@ -1,11 +1,15 @@
 """No file but its own asks which rule or mixer it has: what differs is declared, not tested for."""
 
 import ast
+import importlib
+import pkgutil
 from pathlib import Path
 
 import pytest
 
 import fwpkm_jax
+from fwpkm_jax import rules
+from fwpkm_jax.layers import mixers
 from fwpkm_jax.layers.mixers import AbstractMixer, AbstractMixerConfig, mixer_names
 from fwpkm_jax.rules import AbstractRule
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
@@ -13,12 +17,12 @@ from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
 PACKAGE = Path(fwpkm_jax.__file__).parent
 
 ALLOWED = {
-    ("layers/mixers/titans_wirings.py", "PersistentTokens"): "the wiring has put it there itself",
+    ("layers/mixers/titans_variants.py", "PersistentTokens"): "the variant has put it there itself",
     ("interchange/hf/described.py", "AttentionConfig"): "which kinds the library has names for",
     ("interchange/hf/described.py", "GatedDeltaNetConfig"): "which kinds the library has names for",
     ("interchange/hf/exported.py", "linear_attention"): "what the library calls a kind of layer",
-    ("interchange/release_names.py", "FwPKM"): "which memories one published format has names for",
-    ("models/paper.py", "lact"): "the paper's own table of models, by their published names",
+    ("paper/release/names.py", "FwPKM"): "which memories one published format has names for",
+    ("paper/models.py", "lact"): "the paper's own table of models, by their published names",
 }
 """Where a name may be tested for, and why."""
 
@@ -32,6 +36,9 @@ def concrete(interface):
     return {cls for cls in found if not cls.__name__.startswith("Abstract")}
 
 
+for room in (rules, mixers):
+    for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+        importlib.import_module(found.name)
 CLASSES = {
     cls.__name__: cls.__module__
     for interface in (AbstractRule, AbstractMatrixRule, AbstractMixer, AbstractMixerConfig)

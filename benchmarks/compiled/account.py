@@ -9,7 +9,7 @@ the bytes they move, the operations of products, and a modelled time for each de
 the bytes at its copy rate and the operations at its rate of products, which that device has shown.
 Waiting is `launch_us` for each launch. `benchmarks.compiled.traffic` says how bytes are counted.
 
-`--profile` names what a device measured: the `profiles.json` of `benchmarks.first_light`, or the
+`--profile` names what a device measured: the `profiles.json` of `benchmarks.bring_up`, or the
 JSON of `benchmarks.speed.train_step --profile`. Kernels of XLA have the same names there as in the
 compiled text, those of libraries and Pallas are recognised by theirs, so each class has its
 measured time beside the modelled one.
@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from benchmarks.bring_up.files import read_lines, read_object
 from benchmarks.compiled.executables import Options as Compiled
 from benchmarks.compiled.executables import compile_step
 from benchmarks.compiled.traffic import (
@@ -40,13 +41,12 @@ from benchmarks.compiled.traffic import (
     launch_of,
     program,
 )
-from benchmarks.first_light.files import read_lines, read_object
 from benchmarks.machine import settings, write_result
 from benchmarks.options import parse
 
 
 class Rates(NamedTuple):
-    """What a device has shown in `benchmarks.first_light`."""
+    """What a device has shown in `benchmarks.bring_up`."""
 
     copy: float
     """Bytes per second, read and written."""
@@ -64,7 +64,7 @@ KERNELS = (
     (r"norm", "RMS norms and residual"),
 )
 """Classes of Pallas kernels by their names."""
-_MEMORY = r"layers/memories/|fwpkm_jax/rules/|core/slots/|layers/pkm|core/targets|analysis/"
+_MEMORY = r"layers/memories/|fwpkm_jax/rules/|core/slots/|layers/pkm|core/targets|benchmarks/paper/"
 _EMBEDDING = r"pallas_kernels/embed/"
 PLACES = (
     (
@@ -108,7 +108,7 @@ class Options(Compiled):
     before: Path | None = None
     """JSON of an earlier account with measured times; None: no time is expected."""
     variant: str = "all"
-    """Variant of `benchmarks.first_light.variants` whose profile is taken."""
+    """Variant of `benchmarks.bring_up.variants` whose profile is taken."""
     chunk_size: int = 512
     """Tokens between two writes of a memory."""
     places: int = 8

@@ -5,11 +5,11 @@
 
 writes a file for each model: the step's machine code, kernels included, compressed, with what the
 loading process needs to call it. A process on the device that loads it neither traces nor compiles
-the step, nor checks its kernels. `--topology` names the results of `benchmarks.first_light` on such
+the step, nor checks its kernels. `--topology` names the results of `benchmarks.bring_up` on such
 a machine; without it the topology is that of `benchmarks/compiled/h100.txtpb`.
 
 By default products are cuBLASLt's, because a compiler without a device cannot choose the tiles of
-its own. `python -m benchmarks.first_light --executables build/exe` loads and times the files.
+its own. `python -m benchmarks.bring_up --executables build/exe` loads and times the files.
 """
 
 import base64
@@ -30,10 +30,10 @@ import jax.numpy as jnp
 from jax.experimental import serialize_executable, topologies
 from jax.sharding import SingleDeviceSharding
 
+from benchmarks.bring_up import sources
+from benchmarks.bring_up.files import read_object
+from benchmarks.bring_up.steps import ENDING
 from benchmarks.compiled.absent_devices import absent_device, kernels_for
-from benchmarks.first_light import sources
-from benchmarks.first_light.files import read_object
-from benchmarks.first_light.steps import ENDING
 from benchmarks.machine import planned_megabytes
 from benchmarks.options import parse
 from benchmarks.speed.models import Size, model_of

@@ -24,12 +24,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from benchmarks.compiled.absent_devices import absent_devices
+from benchmarks.compiled.collectives import collectives, sent_by_axes, sent_by_layers
 from benchmarks.machine import planned_megabytes, settings, write_result
 from benchmarks.options import parse
 from benchmarks.speed.models import Size, model_of
-from fwpkm_jax.analysis.collectives import collectives, sent_by_axes, sent_by_layers
 from fwpkm_jax.layers.partition import BATCH, MemoryLayout, MeshConfig, Partition
-from fwpkm_jax.models.paper import ABLATED
+from fwpkm_jax.paper.models import ABLATED
 from fwpkm_jax.training.losses import readout_loss
 from fwpkm_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
 from fwpkm_jax.training.sharding import make_partition, state_shardings

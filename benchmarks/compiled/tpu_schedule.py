@@ -31,7 +31,6 @@ from benchmarks.options import parse
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta import specs as gated_delta_specs
 from pallas_kernels.slot_add import specs as slot_add_specs
-from pallas_kernels.slot_add.api import add_logged
 
 _SPECS = {"gated_delta": gated_delta_specs.SPECS, "slot_add": slot_add_specs.SPECS}
 _SCHEDULE = "-final_hlo-static-per-bundle-utilization.txt"
@@ -146,7 +145,8 @@ def _call(options: Options) -> tuple[Callable[[Any], Any], Any]:
     spec = next(spec for spec in _SPECS[options.op] if spec.name == options.size)
     if options.op == "slot_add":
         arrays = jax.eval_shape(lambda: slot_add_specs.sample(spec, jnp.float32))
-        return lambda arrays: add_logged(**arrays, backend="pallas"), arrays
+        add = slot_add_specs.COMPARISON.call
+        return lambda arrays: add(spec, jnp.float32, **arrays, backend="pallas"), arrays
 
     def both(arrays: dict[str, jax.Array]) -> Any:
         outputs, back = jax.vjp(

@@ -32,7 +32,7 @@ from benchmarks.speed.layer import uniform_memory
 from fwpkm_jax.config import load_config
 from fwpkm_jax.evaluation.readers import stream_reader
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader, decode, flush
-from fwpkm_jax.evaluation.yarn import with_yarn
+from fwpkm_jax.evaluation.reconfigure import with_yarn
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import layer_name

@@ -8,8 +8,8 @@ from fwpkm_jax.layers.mixers.attention import AttentionConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.paper import paper_model
 from fwpkm_jax.models.remat import Remat
+from fwpkm_jax.paper.models import paper_model
 from fwpkm_jax.rules import FwPKM
 
 Size = Literal["tiny", "paper"]
@@ -23,7 +23,7 @@ def model_of(name: str, size: Size, *, layers: int | None = None) -> ModelConfig
     """The model `name`, a row of the paper's Table 1.
 
     Args:
-      name: as in `fwpkm_jax.models.paper`; trailing `__frozen` and `__remat` are ignored here.
+      name: as in `fwpkm_jax.paper.models`; trailing `__frozen` and `__remat` are ignored here.
       size: paper: 12 layers, 768 wide, 512**2 slots; tiny: the first 4 layers, 64 wide, 64**2
         slots.
       layers: only the first so many layers.

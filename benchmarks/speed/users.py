@@ -20,7 +20,7 @@ from flax import nnx
 
 from benchmarks.machine import environment, peak_host_megabytes, settings, write_result
 from benchmarks.options import parse
-from fwpkm_jax.core.chunks import Memory, Shared, map_own
+from fwpkm_jax.core.chunks import Memory, Shared, map_unshared
 from fwpkm_jax.core.slots.options.overlay import OverlayTable, refuse_lost
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.rules import FwPKM
@@ -66,7 +66,7 @@ class Case:
             room = 2 * options.chunk_size * options.top_k
             base = base._replace(values=overlay_of(base.values[0], rows, room))
         self.users, self.rows, self.chunk_size = users, rows, options.chunk_size
-        memory = map_own(lambda x: jnp.repeat(x, users, axis=0), base)
+        memory = map_unshared(lambda x: jnp.repeat(x, users, axis=0), base)
         pending = layer.init_pending(
             users, users, max_chunk_size=options.chunk_size, dtype=jnp.float32
         )

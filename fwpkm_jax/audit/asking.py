@@ -16,7 +16,7 @@ from fwpkm_jax.audit.lines import Line, compare, judged
 from fwpkm_jax.audit.origin import Answer
 from fwpkm_jax.audit.paths import for_rows
 from fwpkm_jax.audit.questions import Questions
-from fwpkm_jax.core.chunks import map_own
+from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.data import load_tokenizer
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.recall import attention_reach
@@ -208,7 +208,10 @@ def _states(subject: Subject, questions: Questions) -> Iterator[tuple[str, Gener
     memory = emptied.stream.memory
     yield "written", emptied
     yield "reset", with_memory(emptied, start)
-    yield "other memory", with_memory(emptied, map_own(lambda x: jnp.roll(x, 1, axis=0), memory))
+    yield (
+        "other memory",
+        with_memory(emptied, map_unshared(lambda x: jnp.roll(x, 1, axis=0), memory)),
+    )
     if model.config.fast_weight.rule.num_slots is not None:
         none = {
             name: one._replace(values=jnp.zeros_like(one.values)) for name, one in memory.items()

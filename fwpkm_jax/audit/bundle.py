@@ -17,14 +17,14 @@ from fwpkm_jax.audit.origin import Answer, headline, origin_lines
 from fwpkm_jax.audit.page import page
 from fwpkm_jax.evaluation.display.html import save_page
 from fwpkm_jax.evaluation.sources import sha256
-from fwpkm_jax.outside_files import (
+from fwpkm_jax.io.atomic import own_folder, replacing, write_json
+from fwpkm_jax.io.untrusted import (
     MOST_JSON_BYTES,
     OutsideFileError,
     parse_json,
     read_json,
     reading,
 )
-from fwpkm_jax.whole_files import own_folder, replacing, write_json
 
 _KIND = "fwpkm audit bundle 1"
 _FILES = ("audit.html", "audit.json", "answers.jsonl")

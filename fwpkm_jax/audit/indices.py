@@ -24,7 +24,7 @@ from fwpkm_jax.audit.paths import whole_pass
 from fwpkm_jax.data import make_dataset
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
-from fwpkm_jax.evaluation.recall import RecallConfig, recall_accuracy
+from fwpkm_jax.evaluation.recall import RECALL, RecallConfig
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.training.state import MemoryConfig, TrainState
 from fwpkm_jax.training.step import make_train_step
@@ -170,7 +170,7 @@ def nothing_to_find(subject: Subject) -> Line:
     labels = tokens[:, 1:].copy()
     labels[asked] = np.random.default_rng(subject.seed).permutation(answers)
     tokens[:, 1:] = labels
-    result = recall_accuracy(
+    result = RECALL.of_model(
         subject.model,
         subject.first_memory,
         config=RecallConfig(num_bins=1),
@@ -284,7 +284,7 @@ def _evaluation(model: LanguageModel, memory: Memory) -> Score:
 
 def _recall(model: LanguageModel, memory: Memory) -> Score:
     def score(tokens: np.ndarray, position: int) -> float:
-        result = recall_accuracy(
+        result = RECALL.of_model(
             model,
             memory,
             config=RecallConfig(num_bins=1),

@@ -18,7 +18,7 @@ from flax import nnx
 from fwpkm_jax import memories, overlays
 from fwpkm_jax.audit.lines import Difference, Line, attempt, compare, judged
 from fwpkm_jax.audit.paths import NEW, for_rows, probe, read_piece, split, start_stream, whole_pass
-from fwpkm_jax.core.chunks import map_own
+from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.generation import GenerationState, generate, init_generation
@@ -166,7 +166,7 @@ def _over_one_base(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> 
 
 def _user(memory: Memory, number: int) -> Memory:
     """The memory of a user; of one over a base its whole table, whose rows may lie anywhere."""
-    return map_own(lambda x: np.array(x[number]), overlays.to_private(memory))
+    return map_unshared(lambda x: np.array(x[number]), overlays.to_private(memory))
 
 
 def _alone(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Line:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fwpkm_jax.audit.lines import SECTIONS, Line, failures
-from fwpkm_jax.command_line import shell_line
 from fwpkm_jax.evaluation.display import html
+from fwpkm_jax.io.terminal import shell_line
 
 _STYLE = """
 body { max-width: 72rem; }

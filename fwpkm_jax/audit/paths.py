@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.audit.causality import Logits, places
-from fwpkm_jax.core.chunks import map_own
+from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.evaluation.readers.devices import (
     memory_on_devices,
     model_on_devices,
@@ -19,7 +19,7 @@ from fwpkm_jax.evaluation.readers.devices import (
 )
 from fwpkm_jax.generation import generate, init_generation
 from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.models.config import own_memory
+from fwpkm_jax.models.config import mixer_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 NEW = 4
@@ -59,7 +59,7 @@ def probe(model: LanguageModel, memory: Memory, *, seed: int) -> Probe:
 
 def chunk_sizes(model: LanguageModel) -> list[int]:
     """Tokens per write of the model's memories, those of mixers with a memory included."""
-    own = own_memory(model.config)
+    own = mixer_memory(model.config)
     sizes = {own.chunk_size} if own is not None else set()
     if model.config.memory_layers:
         sizes.add(model.config.fast_weight.chunk_size)
@@ -68,7 +68,7 @@ def chunk_sizes(model: LanguageModel) -> list[int]:
 
 def for_rows(memory: Memory, rows: int) -> Memory:
     """The first group's memory once for each of `rows` sequences."""
-    return map_own(lambda x: jnp.broadcast_to(x[:1], (rows, *x.shape[1:])), memory)
+    return map_unshared(lambda x: jnp.broadcast_to(x[:1], (rows, *x.shape[1:])), memory)
 
 
 def whole_pass(

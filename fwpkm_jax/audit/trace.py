@@ -12,7 +12,7 @@ from fwpkm_jax.audit.lines import Line
 from fwpkm_jax.audit.questions import Question, Questions
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
-from fwpkm_jax.evaluation.slot_trace.tracing_reader import TracingReader
+from fwpkm_jax.evaluation.readers.tracing_reader import TracingReader
 
 _TEXTS = 4  # That are traced, each by a reader of its own.
 

@@ -19,11 +19,10 @@ from fwpkm_jax.audit.lines import failures
 from fwpkm_jax.audit.origin import headline
 from fwpkm_jax.audit.page import as_text, summary
 from fwpkm_jax.cli.options import PluginOptions, RunArgument, parse_options
-from fwpkm_jax.command_line import report, say_error, start_logging, visible
-from fwpkm_jax.compile_cache import compile_cache
 from fwpkm_jax.interchange import read_folder
+from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.load import Run, load_run
-from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+from fwpkm_jax.storage.compile_cache import compile_cache
 from fwpkm_jax.training.state import model_graph
 
 
@@ -44,19 +43,12 @@ class AuditOptions(PluginOptions, AuditConfig):
 
 def main(arguments: Sequence[str], program: str = "fwpkm audit") -> int:
     """Carries out a command line; returns the program's exit code."""
-    start_logging()
     logging.getLogger("fwpkm_jax").setLevel(logging.INFO)
-    try:
-        options = parse_options(arguments, program, AuditOptions(run=Path()))
-        if is_bundle(options.run):
-            return _recompute(options.run)
-        with compile_cache():
-            return _audit(options)
-    except (ValueError, OSError) as error:
-        return report(program, error)
-    except DamagedCheckpointError as error:
-        say_error(program, error)
-        return 2
+    options = parse_options(AuditOptions, arguments, program)
+    if is_bundle(options.run):
+        return _recompute(options.run)
+    with compile_cache():
+        return _audit(options)
 
 
 def _recompute(folder: Path) -> int:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from fwpkm_jax.cli.conversation_options import ConversationOptions, converse
+from fwpkm_jax.cli.conversation_options import PLACES, ConversationOptions
+from fwpkm_jax.cli.options import parse_options
 from fwpkm_jax.run.chat import Chat
+from fwpkm_jax.storage.compile_cache import compile_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +27,8 @@ class ChatOptions(ConversationOptions):
 
 def main(arguments: Sequence[str], program: str = "fwpkm chat") -> int:
     """Runs the chat that a command line asks for; returns the program's exit code."""
-    return converse(arguments, program, ChatOptions(run=Path(), memory=""), _chat)
-
-
-def _chat(options: ChatOptions) -> int:
-    with options.conversation(options.memory) as talk:
+    options = parse_options(ChatOptions, arguments, program, addresses=PLACES)
+    with compile_cache(), options.conversation(options.memory) as talk:
         chat = Chat(talk, max_new_tokens=options.max_new_tokens)
         chat.run()
     return 0 if chat.caught is None else 128 + chat.caught

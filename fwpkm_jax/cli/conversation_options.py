@@ -1,22 +1,19 @@
-"""Options and errors that `fwpkm generate` and `fwpkm chat` share."""
+"""Options that `fwpkm generate` and `fwpkm chat` share."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from fwpkm_jax import memories
-from fwpkm_jax.addresses import address_of, scheme_of
-from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, parse_options
-from fwpkm_jax.command_line import report, say_error, start_logging
-from fwpkm_jax.compile_cache import compile_cache
+from fwpkm_jax.cli.options import CheckpointOptions, RunArgument
 from fwpkm_jax.generation import Sampling
 from fwpkm_jax.run.conversation import Conversation, memory_place
 from fwpkm_jax.run.load import load_run
-from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+from fwpkm_jax.storage.addresses import address_of, scheme_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,27 +57,5 @@ class ConversationOptions(CheckpointOptions):
                 yield talk
 
 
-Options = TypeVar("Options", bound=ConversationOptions)
-
-
-def converse(
-    arguments: Sequence[str], program: str, empty: Options, carry_out: Callable[[Options], int]
-) -> int:
-    """Carries out a command line; the program's exit code, 2 with a line on what was wrong.
-
-    Args:
-      arguments: the command line.
-      program: what its messages and its help call it.
-      empty: options of the command's class, whose values are not used.
-      carry_out: gets the options of the command line.
-    """
-    start_logging()
-    try:
-        options = parse_options(arguments, program, empty, addresses=("run", "memories"))
-        with compile_cache():
-            return carry_out(options)
-    except (ValueError, OSError, ImportError) as error:
-        return report(program, error)
-    except DamagedCheckpointError as error:
-        say_error(program, error)
-        return 2
+PLACES = ("run", "memories")
+"""Options that may be addresses of buckets."""

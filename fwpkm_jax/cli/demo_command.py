@@ -17,13 +17,13 @@ import jax
 import numpy as np
 
 from fwpkm_jax.cli.options import parse_options
-from fwpkm_jax.command_line import report, start_logging, visible
-from fwpkm_jax.compile_cache import compile_cache
 from fwpkm_jax.data import stream_documents
 from fwpkm_jax.interchange import read_folder
+from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.chat import Chat
 from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.load import Run
+from fwpkm_jax.storage.compile_cache import compile_cache
 from fwpkm_jax.training.state import model_graph
 
 FOLDER = Path(__file__).parents[1] / "demo"
@@ -61,18 +61,14 @@ class DemoOptions:
 
 def main(arguments: Sequence[str], program: str = "fwpkm demo") -> int:
     """Runs the demo that a command line asks for; returns the program's exit code."""
-    start_logging()
-    try:
-        options = parse_options(arguments, program, DemoOptions())
-        if options.memory is None and not options.write:
-            raise ValueError("write=False needs --memory FOLDER; the script shows both.")
-        with compile_cache():
-            if options.memory is not None:
-                return _talk(options.memory, write=options.write)
-            with tempfile.TemporaryDirectory() as folder:
-                _script(Path(folder))
-    except (ValueError, OSError) as error:
-        return report(program, error)
+    options = parse_options(DemoOptions, arguments, program)
+    if options.memory is None and not options.write:
+        raise ValueError("write=False needs --memory FOLDER; the script shows both.")
+    with compile_cache():
+        if options.memory is not None:
+            return _talk(options.memory, write=options.write)
+        with tempfile.TemporaryDirectory() as folder:
+            _script(Path(folder))
     return 0
 
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, parse_options, values_of
-from fwpkm_jax.command_line import report, say_error, separate_options, start_logging
-from fwpkm_jax.compile_cache import compile_cache
+from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, before_others, parse_options
 from fwpkm_jax.evaluation import EVALS
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
+from fwpkm_jax.io.terminal import start_logging
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.plugins import import_plugins
 from fwpkm_jax.run.evaluate import evaluate
-from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+from fwpkm_jax.storage.compile_cache import compile_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +31,14 @@ class EvalOptions(CheckpointOptions):
     suite: tuple[str, ...] = ()
     """Names of evaluations; the options of each are below. all: every evaluation that suits the
     run's data and has all that it needs. Default: recall or ppl, whichever suits the data."""
-    tasks: tuple[str, ...] = ()
-    """Tasks of the evaluations of --suite that have tasks, as lm_eval; short for --NAME.tasks."""
+    data: tuple[str, ...] = ()
+    """Files or folders of text that evaluations of text read, one data set each, in this order and
+    without resetting the memory between them. Default: the run's validation text."""
     limit: int | None = None
     """Score at most this many documents, batches or samples; the unit depends on the evaluation."""
+    fast_weight_dtype: FastWeightDtype = "float32"
+    """Precision of the memory between calls of the model; bfloat16 rounds it after each, as the
+    authors' release does."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """Devices that share the reading: sequence, parts of every piece of text."""
 
@@ -60,54 +62,28 @@ def parse(arguments: Sequence[str], program: str = "fwpkm eval") -> Any:
     """The options that the command line sets, an instance of `options_type()`.
 
     Raises:
-      SystemExit: 0 after `--help`.
-      ValueError: see `parse_options`.
+      SystemExit, ValueError: see `parse_options`.
     """
-    # First of all, because plugins may register evaluations, whose options are then known.
-    import_plugins(values_of("--plugins", separate_options(arguments)))
-    return parse_options(arguments, program, options_type()(run=Path()), addresses=("run",))
-
-
-def with_tasks(
-    tasks: tuple[str, ...], suite: Sequence[str], configs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The options of the evaluations of a suite that have tasks, with these.
-
-    Raises:
-      ValueError: the suite has no such evaluation, or one of them does not know a task.
-    """
-    having = [name for name in suite if hasattr(configs.get(name), "tasks")]
-    if not having:
-        known = [name for name, config in configs.items() if hasattr(config, "tasks")]
-        raise ValueError(
-            f"--tasks {' '.join(tasks)}: no evaluation of --suite has tasks; name one of "
-            f"{', '.join(known)} there."
-        )
-    return {name: dataclasses.replace(configs[name], tasks=tasks) for name in having}
+    before_others(arguments)  # Plugins may register evaluations, whose options are then known.
+    return parse_options(options_type(), arguments, program, addresses=("run",))
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
     """Runs the evaluations of a command line; returns the program's exit code."""
     start_logging()
     logging.getLogger("fwpkm_jax").setLevel(logging.INFO)
-    try:
-        options = parse(arguments, program)
-        configs = {name: getattr(options, name) for name in EVALS}
-        if options.tasks:
-            configs |= with_tasks(options.tasks, options.suite, configs)
-        with compile_cache():
-            evaluate(
-                options.run,
-                options.suite,
-                step=options.step,
-                configs=configs,
-                limit=options.limit,
-                mesh=options.mesh,
-                weights=options.weights,
-            )
-    except (ValueError, OSError, ImportError) as error:
-        return report(program, error)
-    except DamagedCheckpointError as error:
-        say_error(program, error)
-        return 2
+    options = parse(arguments, program)
+    configs = {name: getattr(options, name) for name in EVALS}
+    with compile_cache():
+        evaluate(
+            options.run,
+            options.suite,
+            step=options.step,
+            configs=configs,
+            limit=options.limit,
+            mesh=options.mesh,
+            weights=options.weights,
+            data=options.data,
+            fast_weight_dtype=options.fast_weight_dtype,
+        )
     return 0

@@ -13,15 +13,13 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fwpkm_jax.addresses import address_of
 from fwpkm_jax.cli.options import CheckpointOptions, FolderArgument, RunArgument, parse_options
-from fwpkm_jax.command_line import report, say_error
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.interchange.hf import export_model, push_model
-from fwpkm_jax.store_folders import made_in
-from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+from fwpkm_jax.io.atomic import check_local
+from fwpkm_jax.storage.addresses import address_of
+from fwpkm_jax.storage.sync import made_in
 from fwpkm_jax.training.runs.mirror import run_folder
-from fwpkm_jax.whole_files import check_local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +34,11 @@ class ExportOptions(CheckpointOptions):
     """Folder to create. It may lie in a bucket."""
     memories: Literal["all", "first"] = "all"
     """all: every memory of the run. first: one, from which all groups of an import start."""
+
+    def export(self) -> str:
+        with run_folder(self.run) as run, made_in(self.folder) as folder:
+            export_run(run, folder, step=self.step, weights=self.weights, memories=self.memories)
+        return address_of(self.folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,8 @@ class ExportHF(CheckpointOptions):
     def export(self) -> str:
         if self.push is None and self.folder is None:
             raise ValueError("FOLDER is missing: Folder to create; or --push owner/name.")
+        if self.push is not None and self.folder is not None:
+            check_local(self.folder, "folder")
         with run_folder(self.run) as run:
             if self.push is None:
                 assert self.folder is not None
@@ -74,30 +79,9 @@ class ExportHF(CheckpointOptions):
 
 def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:
     """Exports a run; returns the program's exit code."""
-    arguments = list(arguments)
-    try:
-        if arguments[:1] == ["hf"]:
-            program = f"{program} hf"
-            empty = ExportHF(run=Path())
-            options = parse_options(arguments[1:], program, empty, addresses=("run", "folder"))
-            if options.push is not None and options.folder is not None:
-                check_local(options.folder, "folder")
-            print(f"wrote {options.export()}")
-        else:
-            options = ExportOptions(run=Path(), folder=Path())
-            options = parse_options(arguments, program, options, addresses=("run", "folder"))
-            with run_folder(options.run) as run, made_in(options.folder) as folder:
-                export_run(
-                    run,
-                    folder,
-                    step=options.step,
-                    weights=options.weights,
-                    memories=options.memories,
-                )
-            print(f"wrote {address_of(options.folder)}")
-    except (ValueError, OSError, ImportError) as error:
-        return report(program, error)
-    except DamagedCheckpointError as error:
-        say_error(program, error)
-        return 2
+    cls = ExportOptions
+    if arguments[:1] == ["hf"]:
+        cls, arguments, program = ExportHF, arguments[1:], f"{program} hf"
+    options = parse_options(cls, arguments, program, addresses=("run", "folder"))
+    print(f"wrote {options.export()}")
     return 0

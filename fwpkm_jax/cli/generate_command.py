@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwpkm_jax.cli.conversation_options import ConversationOptions, converse
-from fwpkm_jax.command_line import visible
+from fwpkm_jax.cli.conversation_options import PLACES, ConversationOptions
+from fwpkm_jax.cli.options import parse_options
+from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.chat import read_text
 from fwpkm_jax.run.continue_text import answered
+from fwpkm_jax.storage.compile_cache import compile_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +40,9 @@ class GenerateOptions(ConversationOptions):
 
 def main(arguments: Sequence[str], program: str = "fwpkm generate") -> int:
     """Prints the text that a command line asks for; returns the program's exit code."""
-    return converse(arguments, program, GenerateOptions(run=Path()), _generate)
-
-
-def _generate(options: GenerateOptions) -> int:
+    options = parse_options(GenerateOptions, arguments, program, addresses=PLACES)
     read = "" if options.read is None else read_text(options.read)
-    with options.conversation(options.memory, write=options.write) as talk:
+    with compile_cache(), options.conversation(options.memory, write=options.write) as talk:
         text = answered(
             talk,
             options.prompt,

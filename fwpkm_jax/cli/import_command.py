@@ -12,16 +12,14 @@ from typing import Annotated
 
 import tyro
 
-from fwpkm_jax.addresses import address_of
 from fwpkm_jax.cli.options import FolderArgument, PluginOptions, RunArgument, parse_options
-from fwpkm_jax.command_line import report
-from fwpkm_jax.interchange import import_release, read_folder, start_run
+from fwpkm_jax.interchange import read_folder, start_run
 from fwpkm_jax.interchange.hf import import_model
 from fwpkm_jax.interchange.hf.model_folder import ParameterDtype
 from fwpkm_jax.interchange.imported_run import check_empty
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.store_folders import fetched
-from fwpkm_jax.typed_options import split_subcommand
+from fwpkm_jax.storage.addresses import address_of
+from fwpkm_jax.storage.sync import fetched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +56,8 @@ class ImportRelease(PluginOptions):
     commit."""
 
     def start(self) -> None:
+        from fwpkm_jax.paper.release import import_release
+
         import_release(self.checkpoint, self.run, config=self.config, revision=self.revision)
 
 
@@ -86,16 +86,6 @@ class ImportHF:
             import_model(folder, self.run, dtype=self.dtype, mesh=self.mesh, revision=self.revision)
 
 
-_SOURCES = {
-    "weights": ImportWeights(folder=Path(), run=Path()),
-    "release": ImportRelease(checkpoint=Path(), run=Path()),
-    "hf": ImportHF(folder=Path(), run=Path()),
-}
-"""What can be imported, by the name of its subcommand, with values that are not used."""
-
-_ADDRESSES = {"weights": ("folder", "run"), "release": ("run",), "hf": ("folder", "run")}
-"""What may lie in a bucket."""
-
 _Source = (
     Annotated[ImportWeights, tyro.conf.subcommand("weights")]
     | Annotated[ImportRelease, tyro.conf.subcommand("release")]
@@ -105,15 +95,7 @@ _Source = (
 
 def main(arguments: Sequence[str], program: str = "fwpkm import") -> int:
     """Imports weights as a new run; returns the program's exit code."""
-    try:
-        if arguments[:1] in (["-h"], ["--help"]):  # Lists the subcommands.
-            tyro.cli(_Source, args=list(arguments), prog=program)  # pyright: ignore
-        name, others = split_subcommand(arguments, _SOURCES, program=program)
-        source = parse_options(
-            others, f"{program} {name}", _SOURCES[name], addresses=_ADDRESSES[name]
-        )
-        source.start()
-        print(f"wrote {address_of(source.run)}")
-    except (ValueError, OSError, ImportError) as error:
-        return report(program, error)
+    source = parse_options(_Source, arguments, program, addresses=("folder", "run"))
+    source.start()
+    print(f"wrote {address_of(source.run)}")
     return 0

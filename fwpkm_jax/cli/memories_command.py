@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fwpkm_jax import memories
-from fwpkm_jax.addresses import address_of, scheme_of
 from fwpkm_jax.cli.options import RunArgument, parse_options
-from fwpkm_jax.command_line import report
 from fwpkm_jax.config import config_file
 from fwpkm_jax.evaluation.display.tables import format_table
+from fwpkm_jax.io.untrusted import printable, shown
 from fwpkm_jax.literals import some
 from fwpkm_jax.memories import Description
-from fwpkm_jax.outside_files import printable, shown
 from fwpkm_jax.run.conversation import is_start, memory_folder
-from fwpkm_jax.stores import Store
+from fwpkm_jax.storage.addresses import address_of, scheme_of
+from fwpkm_jax.storage.stores import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +40,8 @@ class MemoriesOptions:
 
 def main(arguments: Sequence[str], program: str = "fwpkm memories") -> int:
     """Carries out a command line; returns the program's exit code."""
-    try:
-        empty = MemoriesOptions(run=Path())
-        print(carried_out(parse_options(arguments, program, empty, addresses=("run", "memories"))))
-    except (ValueError, OSError) as error:
-        return report(program, error)
+    options = parse_options(MemoriesOptions, arguments, program, addresses=("run", "memories"))
+    print(carried_out(options))
     return 0
 
 

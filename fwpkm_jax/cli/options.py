@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from fwpkm_jax.command_line import check_options, separate_options
+from fwpkm_jax.io.atomic import check_local
+from fwpkm_jax.io.options import read_options
 from fwpkm_jax.plugins import import_plugins
 from fwpkm_jax.run.load import WhichWeights
-from fwpkm_jax.typed_options import read_options
-from fwpkm_jax.whole_files import check_local
 
 RunArgument = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
 FolderArgument = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
@@ -41,48 +40,44 @@ class CheckpointOptions(PluginOptions):
     a run with optimizer.ema."""
 
 
-Options = TypeVar("Options")
-
-
 def parse_options(
-    arguments: Sequence[str], program: str, empty: Options, *, addresses: Sequence[str] = ()
-) -> Options:
+    cls: Any, arguments: Sequence[str], program: str, *, addresses: Sequence[str] = ()
+) -> Any:
     """The options that a command line sets.
 
     Args:
+      cls: the command's options, or a union of those of its subcommands.
       arguments: the command line.
       program: what messages and the help call the command.
-      empty: options of the same class, whose values are not used.
       addresses: names of options that may be addresses of buckets.
 
     Raises:
-      SystemExit: 0 after `--help`.
-      ValueError: an option does not exist (the nearest name is given), something is missing, a
-        value is of a wrong type or refused, a path is an address, or a plugin is not installed.
+      SystemExit: see `read_options`.
+      ValueError: options do not go together, a path is an address, or a plugin is not installed.
     """
-    arguments = separate_options(arguments)
-    check_options(arguments, empty)
-    options = read_options(
-        type(empty),
-        arguments,
-        program=program,
-        like=empty,
-        config=(tyro.conf.FlagConversionOff,),
-    )
+    options = read_options(cls, arguments, program=program)
     for name, path in _paths(options):
         if name not in addresses:
             check_local(path, name)
-    if isinstance(empty, PluginOptions):
+    if isinstance(options, PluginOptions):
         import_plugins(options.plugins)
     return options
 
 
-def values_of(option: str, arguments: Sequence[str]) -> list[str]:
-    """The values of an option that takes several, from `separate_options`."""
-    if option not in arguments:
-        return []
-    values = arguments[arguments.index(option) + 1 :]
-    return list(itertools.takewhile(lambda value: not value.startswith("-"), values))
+def before_others(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options that decide which others there are, and the arguments without them.
+
+    The modules of `--plugins` are imported, as they may register mixers or evaluations.
+    """
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, usage="fwpkm COMMAND --help"
+    )
+    parser.add_argument("--plugins", nargs="*", default=())
+    parser.add_argument("--resume", metavar="RUN")
+    parser.add_argument("--base", metavar="RUN")
+    found, others = parser.parse_known_args(arguments)
+    import_plugins(found.plugins)
+    return found, others
 
 
 def _paths(options: Any, prefix: str = "") -> Iterator[tuple[str, Path]]:

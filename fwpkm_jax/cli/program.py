@@ -8,20 +8,21 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from fwpkm_jax.command_line import (
+from fwpkm_jax.io.terminal import (
     INTERRUPTED,
     interruptible,
     leave_out_abandoned_writes,
-    nearest,
     report,
     say_error,
     sent_again,
     start_logging,
 )
+from fwpkm_jax.literals import nearest
 
 COMMANDS = {
     "demo": "Tells a small trained model facts, quits, starts again and asks.",
     "train": "Trains a model: a shipped config's name or your own config file.",
+    "configs": "Lists the shipped configs.",
     "eval": "Evaluates a run: tables, plots and a report.",
     "generate": "Continues a text with a run's model.",
     "chat": "Talks with a run's model, whose memory lasts.",
@@ -95,7 +96,9 @@ def run(name: str, arguments: Sequence[str], *, program: str) -> int:
     except BrokenPipeError:  # Whoever read the output has gone: `fwpkm memories RUN | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except OSError as error:
+    except SystemExit as stop:  # After --help, and a command line that cannot be read.
+        return int(stop.code or 0)
+    except Exception as error:
         return report(program, error)
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from fwpkm_jax.addresses import address_of
 from fwpkm_jax.cli.options import RunArgument, parse_options
-from fwpkm_jax.command_line import report
 from fwpkm_jax.evaluation.report import write_report
+from fwpkm_jax.storage.addresses import address_of
 from fwpkm_jax.training.runs.mirror import run_folder
 
 
@@ -23,12 +21,8 @@ class ReportOptions:
 
 def main(arguments: Sequence[str], program: str = "fwpkm report") -> int:
     """Writes the report; returns the program's exit code."""
-    try:
-        empty = ReportOptions(run=Path())
-        options = parse_options(arguments, program, empty, addresses=("run",))
-        with run_folder(options.run) as folder:
-            name = write_report(folder).relative_to(folder)
-        print(f"wrote {address_of(options.run / name)}")
-    except (ValueError, OSError) as error:
-        return report(program, error)
+    options = parse_options(ReportOptions, arguments, program, addresses=("run",))
+    with run_folder(options.run) as folder:
+        name = write_report(folder).relative_to(folder)
+    print(f"wrote {address_of(options.run / name)}")
     return 0

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
-from fwpkm_jax.command_line import interruptible, is_deliberate, report, say_error, start_logging
-from fwpkm_jax.outside_files import shown
+from fwpkm_jax.io.terminal import interruptible, is_deliberate, report, say_error, start_logging
+from fwpkm_jax.io.untrusted import shown
 
 DEFAULT_CONFIG = "recall"
 
@@ -28,12 +28,12 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
         import jax
 
         from fwpkm_jax.cli.experiment import parse_command_line
-        from fwpkm_jax.compile_cache import compile_cache
         from fwpkm_jax.run.train import train
+        from fwpkm_jax.storage.compile_cache import compile_cache
+        from fwpkm_jax.storage.lock import LostLockError
         from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
         from fwpkm_jax.training.compiling import abandoned_compilation
         from fwpkm_jax.training.diagnosis import NonFiniteError
-        from fwpkm_jax.training.runs.lock import LostLockError
         from fwpkm_jax.training.runs.processes import DistributedConfig, OtherProcessError, connect
 
     start_logging("%(levelname)s: %(message)s")
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
         sys.unraisablehook = lambda _: None
         say_error(
             program,
-            f"{error}. Fix the cause; the same command then continues from the newest checkpoint "
-            f"in {experiment.run_dir}.",
+            f"{str(error).rstrip('.')}. Fix the cause; the same command then continues from the "
+            f"newest checkpoint in {experiment.run_dir}.",
         )
         return _failed(alone)
     except (NonFiniteError, DamagedCheckpointError, OtherProcessError) as error:

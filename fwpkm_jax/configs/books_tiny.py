@@ -3,8 +3,7 @@
     fwpkm train books_tiny && fwpkm eval runs/books_tiny
 
 Reads the package's own sample of 197 kB; for more text, add
-`--data.train_paths PATH --data.valid_paths PATH`. The figures of lab/archive/results.md
-come from 65 books.
+`--data.train_paths PATH --data.valid_paths PATH`.
 """
 
 from fwpkm_jax.config import Experiment
@@ -38,7 +37,7 @@ def get_config() -> Experiment:
                 num_value_heads=2,
                 key_head_dim=16,
                 value_head_dim=16,
-                decay_start="constant",  # Of the runs in lab/archive/results.md.
+                decay_start="constant",
             ),
             memory_layers=(2,),
             fast_weight=FastWeightConfig(
@@ -46,7 +45,7 @@ def get_config() -> Experiment:
                 chunk_size=64,
             ),
             # From smaller weights, a tied head and branches at full size the gate falls to 0.09
-            # within a hundred steps (lab/archive/results.md).
+            # within a hundred steps.
             tie_embeddings=False,
             init_std=0.05,
             branch_init_scale=0.1,

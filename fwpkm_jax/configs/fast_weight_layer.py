@@ -2,9 +2,7 @@
 
     fwpkm train fast_weight_layer && fwpkm eval runs/fast_weight_layer
 
-`--model.fast_weight_layer.segment_length 256` lets steps fade;
-lab/archive/fast_weight_layers.md compares what can be left out. Its text is that of
-`books_tiny.py`.
+`--model.fast_weight_layer.segment_length 256` lets steps fade. Its text is that of `books_tiny.py`.
 """
 
 from dataclasses import replace

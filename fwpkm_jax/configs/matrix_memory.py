@@ -2,7 +2,7 @@
 
     fwpkm train matrix_memory --model.mixers gla swa --run_dir runs/gla
 
-docs/explanation/family.md lists the names. A rule's own settings are fields of an instance in
+`fwpkm_jax.rules.MATRIX_RULES` has the names. A rule's own settings are fields of an instance in
 `matrix.rules`.
 """
 

@@ -25,7 +25,7 @@ def get_config() -> Experiment:
         model=replace(
             parent.model,
             vocab_size=data.vocab_size,
-            # From a gate of a half, learning depends on chance (lab/archive/results.md).
+            # From a gate of a half, learning depends on chance.
             fast_weight=replace(parent.model.fast_weight, rule=rule, gate_bias=2.0),
         ),
         training=replace(

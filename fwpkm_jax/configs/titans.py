@@ -1,8 +1,8 @@
-"""The default with Titans in place of FwPKM; the command line chooses the wiring.
+"""The default with Titans in place of FwPKM; the command line chooses the variant.
 
     fwpkm train titans --model.mixers swa titans_mag --run_dir runs/titans_mag
 
-`titans` is the memory alone; docs/explanation/family.md has the others.
+`titans` is the memory alone, `titans_mac` and `titans_mal` the two other variants.
 """
 
 from dataclasses import replace

@@ -66,6 +66,7 @@ def check_arrays(
             kind, *axes = description.split()
             if not _fits(x, kind, axes, known):
                 raise ValueError(_fault(name, x, kind, axes, known))
+            # The first array that names an axis fixes its size for the others.
             known |= zip(axes, x.shape, strict=True)
     return known
 
@@ -93,22 +94,31 @@ def check_tree(name: str, tree: Any, expected: Any, *, leading: tuple[str, ...] 
         )
     sizes: dict[str, int] = {}
     for (path, leaf), (_, like) in zip(found, wanted, strict=True):
-        part = f"{name}{jax.tree_util.keystr(path)}"
         axes = [*leading, *(str(size) for size in like.shape)]
-        fixed = {str(size): size for size in like.shape}
-        if leading and leaf.shape == like.shape:
-            raise ValueError(
-                f"{part} is {_describe(leaf)}; expected [{', '.join(axes)}]: the axis of "
-                f"{leading[0]} is missing, add it as jax.tree.map(lambda x: x[None], {name})."
-            )
-        if not leading and leaf.shape and leaf.shape[1:] == like.shape:
-            raise ValueError(
-                f"{part} is {_describe(leaf)}; expected [{', '.join(axes)}]: take one group, as "
-                f"jax.tree.map(lambda x: x[0], {name}), or call run_groups."
-            )
-        if not _fits(leaf, "float", axes, sizes | fixed):
-            raise ValueError(_fault(part, leaf, "float", axes, sizes | fixed))
+        known = sizes | {str(size): size for size in like.shape}
+        # The message is made only for a fault: a model checks many leaves while it is traced.
+        if not _fits(leaf, "float", axes, known):
+            raise ValueError(_fault_of_leaf(name, path, leaf, like, axes, known))
         sizes |= zip(leading, leaf.shape, strict=False)
+
+
+def _fault_of_leaf(
+    name: str, path: Any, leaf: Any, like: Any, axes: list[str], sizes: dict[str, int]
+) -> str:
+    """What to say of a leaf of the tree `name` that `_fits` does not accept."""
+    part = f"{name}{jax.tree_util.keystr(path)}"
+    groups = axes[: len(axes) - len(like.shape)]
+    found = f"{part} is {_describe(leaf)}; expected [{', '.join(axes)}]"
+    if groups and leaf.shape == like.shape:
+        return (
+            f"{found}: the axis of {groups[0]} is missing, add it as "
+            f"jax.tree.map(lambda x: x[None], {name})."
+        )
+    if not groups and leaf.shape and leaf.shape[1:] == like.shape:
+        return (
+            f"{found}: take one group, as jax.tree.map(lambda x: x[0], {name}), or call run_groups."
+        )
+    return _fault(part, leaf, "float", axes, sizes)
 
 
 def _fits(x: Any, kind: str, axes: list[str], sizes: dict[str, int]) -> bool:

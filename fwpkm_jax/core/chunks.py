@@ -48,7 +48,7 @@ def put_shared(tree: Any, shared: Sequence[Shared]) -> Any:
     return jax.tree.map(lambda x: next(back) if is_taken_out(x) else x, tree, is_leaf=is_taken_out)
 
 
-def map_own(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+def map_unshared(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """`jax.tree.map` that leaves what groups share as it stands in the last tree."""
     return jax.tree.map(
         lambda *x: x[-1] if isinstance(x[-1], Shared) else function(*x),
@@ -69,7 +69,7 @@ def _is_shared(x: Any) -> bool:
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class Cut:
+class ChunkSizeTag:
     """The chunk size that a sequence was made for: static, part of the pytree's structure."""
 
     chunk_size: int
@@ -97,7 +97,7 @@ class Chunk(NamedTuple):
     write_weight: jax.Array
     paired: jax.Array
     counted: jax.Array
-    cut: Cut | None = None
+    cut: ChunkSizeTag | None = None
 
 
 def cast(tree: T, dtype: DTypeLike) -> T:
@@ -167,6 +167,7 @@ def scan_chunks(
         memory, output, access, info = step(memory, rest)
         output, access = jax.tree.map(lambda x: merge_chunks(x[None], batch), (output, access))
         pieces.append((output, access, jax.tree.map(lambda x: x[None], info)))
+    # Without a short chunk, nothing is copied together.
     if len(pieces) == 1:
         return RunOutput(memory, *pieces[0])
     outputs, accesses, infos = zip(*pieces, strict=True)
@@ -191,7 +192,7 @@ def cut_chunks(sequence: T, chunk_size: int) -> tuple[T | None, T | None]:
       ValueError: `chunk_size` is below 1 or not the one that the sequence was made for, or the
         sequence is empty.
     """
-    sequence = uncut(sequence, chunk_size)
+    sequence = strip_chunk_size(sequence, chunk_size)
     length = jax.tree.leaves(sequence)[0].shape[1]
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} must be at least 1.")
@@ -204,23 +205,57 @@ def cut_chunks(sequence: T, chunk_size: int) -> tuple[T | None, T | None]:
     return whole, jax.tree.map(lambda x: _merge_tokens(x[:, num_full * chunk_size :]), sequence)
 
 
-def uncut(sequence: T, chunk_size: int) -> T:
-    """The sequence without its `cut`, after a check that it was made for this `chunk_size`.
+def check_chunk_size(sequence: Any, chunk_size: int) -> None:
+    """Refuses a chunk size other than the one that the sequence was made for.
 
     Raises:
-      ValueError: it was made for another size; pairs of tokens would then cross chunk ends.
+      ValueError: pairs of tokens would cross chunk ends.
     """
     cut = getattr(sequence, "cut", None)
-    if cut is None:
-        return sequence
-    if cut.chunk_size != chunk_size:
+    if cut is not None and cut.chunk_size != chunk_size:
         raise ValueError(
             f"chunk_size={chunk_size}, but the sequence was made with "
             f"sequence(chunk_size={cut.chunk_size}), so that its pairs end with other chunks; "
             "give both the same."
         )
+
+
+def strip_chunk_size(sequence: T, chunk_size: int) -> T:
+    """The sequence without its `cut`, once `check_chunk_size` lets it pass."""
+    check_chunk_size(sequence, chunk_size)
     made: Any = sequence
-    return made._replace(cut=None)
+    return sequence if getattr(made, "cut", None) is None else made._replace(cut=None)
+
+
+def to_chunks(tree: T, chunk_size: int) -> T:
+    """Leaves `[groups, batch, length, ...]` as `[groups, chunks, tokens, ...]`.
+
+    A chunk joins its part of all sequences of a group. Zeros fill the last one up: tokens that
+    count nowhere and write nothing.
+    """
+
+    def of_leaf(x: jax.Array) -> jax.Array:
+        groups, batch, length, *rest = x.shape
+        chunk = min(chunk_size, length)
+        chunks = -(-length // chunk)
+        # A padded token has no weight anywhere, so a short last chunk needs no program of its own.
+        x = jnp.pad(x, [(0, 0), (0, 0), (0, chunks * chunk - length)] + [(0, 0)] * len(rest))
+        # Sequences lie one after the other within a chunk, as `mix_rms_norm` expects their reads.
+        x = x.reshape(groups, batch, chunks, chunk, *rest).swapaxes(1, 2)
+        return x.reshape(groups, chunks, batch * chunk, *rest)
+
+    return jax.tree.map(of_leaf, tree)
+
+
+def from_chunks(tree: T, batch: int, length: int) -> T:
+    """The way back of `to_chunks`."""
+
+    def of_leaf(x: jax.Array) -> jax.Array:
+        groups, chunks, tokens, *rest = x.shape
+        x = x.reshape(groups, chunks, batch, tokens // batch, *rest).swapaxes(1, 2)
+        return x.reshape(groups, batch, -1, *rest)[:, :, :length]
+
+    return jax.tree.map(of_leaf, tree)
 
 
 def split_chunks(x: jax.Array, chunk_size: int) -> jax.Array:
@@ -238,23 +273,32 @@ def merge_chunks(x: jax.Array, batch: int) -> jax.Array:
     return x.reshape(batch, num_chunks * (tokens // batch), *x.shape[3:])
 
 
-def map_groups(function: Callable[..., Any], memory: Memory, *args: Any) -> Any:
-    """`function(memory, *args)` for every memory group, side by side.
+def map_groups(function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)` for every memory group, side by side.
 
     Args:
-      function: takes one group's memory and arrays, without the leading axis.
-      memory: leaves `[groups, ...]`, but for what is `Shared`.
+      function: takes one group's arrays, without the leading axis.
       *args: pytrees of arrays, leaves `[groups, ...]`.
     """
-    if jax.tree.leaves(memory)[0].shape[0] == 1:
+    if jax.tree.leaves(args)[0].shape[0] == 1:
         # A single memory needs no vmap; XLA then keeps the scatter in place.
-        squeezed = map_own(lambda x: x[0], (memory, *args))
-        return map_own(lambda x: x[None], function(*squeezed))
+        return jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], args)))
+    return jax.vmap(function)(*args)
+
+
+def map_memories(function: Callable[..., Any], memory: Memory, *args: Any) -> Any:
+    """`map_groups` of memories that may have a `Shared` part, which has no axis of groups."""
     _, shared = take_shared(memory)
 
     def own_part(*args: Any) -> Any:
         return take_shared(function(*args))[0]
 
+    if not shared:
+        return map_groups(function, memory, *args)
+    if jax.tree.leaves(take_shared(memory)[0])[0].shape[0] == 1:
+        squeezed = map_unshared(lambda x: x[0], (memory, *args))
+        return map_unshared(lambda x: x[None], function(*squeezed))
+    # What is shared comes back from outside: as a result of vmap it would be copied per group.
     axes = jax.tree.map(lambda x: None if _is_shared(x) else 0, (memory, *args), is_leaf=_is_shared)
     return put_shared(jax.vmap(own_part, in_axes=axes)(memory, *args), shared)
 

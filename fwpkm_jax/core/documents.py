@@ -45,6 +45,7 @@ def same_document(
     """Whether the token `lookahead` tokens on belongs to the same document."""
     numbers = document_numbers(starts)
     length = numbers.shape[1]
+    # Padding of 0 could equal a number of 0; the last tokens are taken out by their index.
     behind = jnp.pad(numbers[:, lookahead:], ((0, 0), (0, min(lookahead, length))))
     return (numbers == behind) & (jnp.arange(length) < length - lookahead)[None]
 
@@ -85,6 +86,7 @@ def document_positions(
       first: position of the first token if it starts no document; None: 0.
     """
     place = jnp.arange(starts.shape[1], dtype=jnp.int32)[None]
+    # The index of the latest start so far; -1 while the document of before goes on.
     latest = jax.lax.cummax(jnp.where(starts, place, -1), axis=1)
     begun = jnp.zeros_like(latest[:, :1]) if first is None else first[:, None]
     return jnp.where(latest >= 0, place - latest, begun + place)
@@ -100,6 +102,7 @@ def pack_starts(
     if packing is None:
         return starts
     numbers = jnp.take_along_axis(document_numbers(starts), packing.order, axis=1)
+    # A start at padding shows as a larger number at the next token that is left.
     before = jnp.pad(numbers[:, :-1], ((0, 0), (1, 0)))
     return (numbers != before) & packing.is_real
 
@@ -115,6 +118,7 @@ def starts_at_real(
       mask: 0 at padding.
     """
     real, numbers = mask.astype(bool), document_numbers(starts)
+    # The document of the latest real token; padding between two tokens hides no start.
     latest = jax.lax.cummax(jnp.where(real, numbers, 0), axis=1)
     return real & (numbers > jnp.pad(latest[:, :-1], ((0, 0), (1, 0))))
 

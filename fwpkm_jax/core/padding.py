@@ -32,7 +32,9 @@ def pack_tokens(mask: TokenMask) -> Packing:
     """The reordering that puts each sequence's real tokens (`mask` not 0) first."""
     chex.assert_rank(mask, 2)
     real = mask.astype(bool)
+    # Stable: real tokens keep their order.
     order = jnp.argsort(~real, axis=1, stable=True).astype(jnp.int32)
+    # The inverse of a permutation is its argsort.
     places = jnp.argsort(order, axis=1).astype(jnp.int32)
     counts = jnp.sum(real, axis=1, dtype=jnp.int32)
     is_real = jnp.arange(mask.shape[1])[None, :] < counts[:, None]

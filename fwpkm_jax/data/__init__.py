@@ -15,12 +15,11 @@ from fwpkm_jax.data.needles import (
     random_key,
     random_value,
 )
-from fwpkm_jax.data.packing import cut_rows
 from fwpkm_jax.data.recall import RecallData
 from fwpkm_jax.data.text import Document, TextData, stream_documents
-from fwpkm_jax.data.token_files import TokenFile, write_token_file
+from fwpkm_jax.data.token_files import TokenFile
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
-from fwpkm_jax.lazy_names import lazy_names
+from fwpkm_jax.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from fwpkm_jax.data.batches import BatchDataset, BatchIterator
@@ -40,7 +39,6 @@ __all__ = [
     "TextData",
     "TokenFile",
     "Tokenizer",
-    "cut_rows",
     "load_tokenizer",
     "make_dataset",
     "needle_question",
@@ -49,7 +47,6 @@ __all__ = [
     "random_value",
     "stream_documents",
     "vocab_size",
-    "write_token_file",
 ]
 
 __getattr__, __dir__ = lazy_names(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from fwpkm_jax.data.documents import kind_of
 
 FILES = "files"
 """Name of the files' identities in what a data position says of its source."""
@@ -19,7 +16,6 @@ BLOCKS, BLOCK = 2**14, 2**12
 """Number and bytes of these blocks: 64 MiB."""
 MOST_NAMED = 256
 """Files of a source that are kept one by one; of more, all together."""
-_LOGGER = logging.getLogger(__name__)
 
 
 def identity(file: Path, *, whole: int | None = None, blocks: int | None = None) -> str:
@@ -35,7 +31,7 @@ def identity(file: Path, *, whole: int | None = None, blocks: int | None = None)
     """
     whole, blocks = WHOLE if whole is None else whole, BLOCKS if blocks is None else blocks
     digest = hashlib.sha256()
-    for part in (file, file.with_suffix(".idx")) if kind_of(file) == ".bin" else (file,):
+    for part in (file, file.with_suffix(".idx")) if file.suffix.lower() == ".bin" else (file,):
         with part.open("rb") as content:
             size = os.fstat(content.fileno()).st_size
             digest.update(f"{size} ".encode())
@@ -52,8 +48,7 @@ def identity(file: Path, *, whole: int | None = None, blocks: int | None = None)
 def check_same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the file, if text is not that of a saved data position.
 
-    A file may have another name or lie elsewhere. A position that was saved before text was known
-    by its content passes with a logged line.
+    A file may have another name or lie elsewhere.
 
     Args:
       saved: what a position says of its source.
@@ -64,13 +59,8 @@ def check_same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         for name in saved
         if name != FILES and saved[name] != now.get(name)
     ]
-    if FILES in now and FILES not in saved:
-        _LOGGER.warning(
-            "This run was saved before text was known by its content: whether its text has changed "
-            "at equal length cannot be told; from the next checkpoint on it can."
-        )
-    elif FILES in now:
-        changed += _changed_files(saved[FILES], now[FILES])
+    if FILES in now:
+        changed += _changed_files(saved.get(FILES, {}), now[FILES])
     if changed:
         raise ValueError(
             "The text has changed since the run was saved, so it would go on with other data "

@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from fwpkm_jax.data.documents import read_json_lines, text_field
 from fwpkm_jax.data.tokenizers import Tokenizer
+from fwpkm_jax.io.untrusted import OutsideFileError, reading
 
 MAX_WORDS = 65_536
 """Samples longer than this, in words as the data set counts them, are left out."""
@@ -95,7 +96,9 @@ def read_samples(
         raise ValueError(f"task={task!r} is not one of {', '.join(TASKS)}.")
     path = Path(path).expanduser()
     with open_task(path, task) as lines:
-        for number, record in read_json_lines(lines, name=f"{path} ({task})", skip=skip):
+        for place, record in read_json_lines(lines, name=f"{path} ({task})"):
+            if (number := place.record + 1) <= skip:
+                continue
             yield number, _sample(record, task, number, place=f"{path} ({task}), line {number}")
 
 
@@ -141,16 +144,17 @@ def open_task(path: Path, task: str) -> AbstractContextManager[IO[bytes]]:
         return path.open("rb")
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is neither a .jsonl file nor a zip archive; download it again.")
-    with zipfile.ZipFile(path) as archive:
+    with reading(path):
+        archive = zipfile.ZipFile(path)
+    with archive:
         for name in names:
             if name in archive.namelist():
                 if (size := archive.getinfo(name).file_size) > _MOST_BYTES:
-                    raise ValueError(
-                        f"{path}: {name} unpacks to {size} bytes, more than any task; download it "
-                        "again."
-                    )
-                # The member keeps the archive open, and checks its CRC at the end.
-                return archive.open(name)
+                    problem = f"unpacks to {size:,} bytes, more than any task"
+                    raise OutsideFileError(path, problem, name, "download it again")
+                with reading(path, place=name):
+                    # The member keeps the archive open, and checks its CRC at the end.
+                    return archive.open(name)
     raise FileNotFoundError(f"The archive {path.absolute()} holds no {' or '.join(names)}.")
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 
 Example = dict[str, np.ndarray]
 
@@ -89,13 +89,9 @@ class NeedleMix:
             _check_sentence(sentence)
         if not 0 < self.share <= 1:
             raise ValueError(f"share={self.share} must lie above 0 and at most at 1.")
-        for name in ("num_needles", "key_characters", "value_digits", "min_distance"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        if not self.answer_weight > 0:
-            raise ValueError(f"answer_weight={self.answer_weight} must be above 0.")
-        if not self.sentence_weight >= 0:
-            raise ValueError(f"sentence_weight={self.sentence_weight} must be at least 0.")
+        check_least(self, num_needles=1, key_characters=1, value_digits=1, min_distance=1)
+        check_least(self, sentence_weight=0)
+        check_above_0(self, "answer_weight")
         least = _SHORTEST_NAME if self.keys == "names" else 1
         if self.key_characters < least:
             raise ValueError(

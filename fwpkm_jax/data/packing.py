@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -148,16 +148,3 @@ class BestFitRows:
             "loss_weight": counts.astype(np.float32),
             "segment_ids": ids[:-1],
         }
-
-
-def cut_rows(documents: Iterable[np.ndarray], *, row_length: int) -> Iterator[np.ndarray]:
-    """Consecutive rows of `row_length` tokens of all documents; a short last row is dropped.
-
-    For writing: reads one document at a time. The paper's files hold rows of 4097 tokens.
-    """
-    rest = np.zeros(0, np.int32)
-    for document in documents:
-        tokens = np.concatenate([rest, document])
-        whole = len(tokens) // row_length * row_length
-        yield from tokens[:whole].reshape(-1, row_length)
-        rest = tokens[whole:]

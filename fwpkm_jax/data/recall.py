@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fwpkm_jax.data.base import AbstractDataConfig, Split
+from fwpkm_jax.literals import check_least
 
 Example = dict[str, np.ndarray]
 
@@ -60,17 +61,16 @@ class RecallData(AbstractDataConfig):
     """Worker processes that prepare batches; 0 prepares them in a thread of this process."""
 
     def __post_init__(self) -> None:
-        least = {
-            "num_facts": 1,
-            "num_values": 2,
-            "num_filler": 1,
-            "min_distance": 2,
-            "num_valid": 1,
-            "num_workers": 0,
-        }
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name}={getattr(self, name)} is too small; use {bound} or more.")
+        check_least(
+            self,
+            num_facts=1,
+            num_values=2,
+            num_filler=1,
+            min_distance=2,
+            num_valid=1,
+            num_workers=0,
+            other_loss_weight=0,
+        )
         if self.num_keys < self.num_facts:
             raise ValueError(
                 f"num_keys={self.num_keys} cannot give num_facts={self.num_facts} distinct keys; "
@@ -81,8 +81,6 @@ class RecallData(AbstractDataConfig):
                 f"num_questions={self.num_questions} is not between 1 and "
                 f"num_facts={self.num_facts}: each fact is asked for at most once."
             )
-        if not self.other_loss_weight >= 0:
-            raise ValueError(f"other_loss_weight={self.other_loss_weight} must be 0 or more.")
         needed = 2 * (self.num_facts + self.questions_per_document) + self.min_distance - 3
         if self.length < needed:
             raise ValueError(

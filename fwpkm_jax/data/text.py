@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fwpkm_jax.addresses import check_store, scheme_of
 from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Source, Split
-from fwpkm_jax.data.documents import PACKAGED
 from fwpkm_jax.data.identity import FILES
 from fwpkm_jax.data.needles import Example, NeedleMix
 from fwpkm_jax.data.packing import BestFitRows, PackedRows, Packing, TokenSegment
@@ -22,10 +20,12 @@ from fwpkm_jax.data.streams.files import (
     data_files,
     source_identities,
 )
-from fwpkm_jax.data.streams.formats import Tokens, read_tokens
+from fwpkm_jax.data.streams.formats import read_tokens, whole_documents
+from fwpkm_jax.data.streams.names import PACKAGED
 from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry, token_dtype
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
-from fwpkm_jax.literals import check_literals, some
+from fwpkm_jax.literals import check_least, check_literals, some
+from fwpkm_jax.storage.addresses import check_store, scheme_of
 
 if TYPE_CHECKING:
     import grain
@@ -95,12 +95,7 @@ class TextData(AbstractDataConfig):
             check_store(self.tokenizer, "tokenizer")
         if not self.train_paths:
             raise ValueError("train_paths=() names no text; give at least one file or folder.")
-        if self.length < 1:
-            raise ValueError(f"length={self.length} is too small; use 1 or more.")
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers={self.num_workers} is too small; use 0 or more.")
-        if self.window < 1:
-            raise ValueError(f"window={self.window} is too small; use 1 or more.")
+        check_least(self, length=1, num_workers=0, window=1)
         if self.reading == "stream":
             self._check_stream()
         if self.needles is not None:
@@ -363,9 +358,5 @@ def _segment(file: AbstractDataFile, config: TextData, tokenizer: Tokenizer) -> 
 
 def _read(file: AbstractDataFile, config: TextData, tokenizer: Tokenizer) -> Iterator[Document]:
     """The documents of a file, each as a whole."""
-    parts: list[Tokens] = []
-    for piece in read_tokens(file, tokenizer, field=config.field, together=1):
-        parts.append(piece)
-        if piece.ends:
-            yield Document(piece.id, np.concatenate([part.tokens for part in parts]))
-            parts = []
+    pieces = read_tokens(file, tokenizer, field=config.field, together=1)
+    return (Document(x.id, x.tokens) for x in whole_documents(pieces))

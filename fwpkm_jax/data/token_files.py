@@ -9,18 +9,18 @@ document.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.outside_files import OutsideFileError, reading, shown, size_of
-from fwpkm_jax.whole_files import replacing
+from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, size_of
 
 _WIDE = b"# uint32\n"
 """The first line of the index of a file with four bytes per token."""
 _MAX_VOCAB_SIZE = 2**31  # Models take int32.
-_MOST_LINE_BYTES = 64  # Two numbers of 64 bits, and more.
+_MOST_LINE_BYTES = 64
+_LINE = re.compile(rb"\d{1,18} \d{1,18}")
 _WRITE = "write both files again"
 
 
@@ -132,34 +132,6 @@ class TokenFileEntry:
         return self._file.entry(self._number, tokens)
 
 
-def write_token_file(
-    path: Path, entries: Iterable[np.ndarray], *, vocab_size: int, max_tokens: int | None = None
-) -> int:
-    """Writes entries to `path` (`.bin`) and the `.idx` beside it; returns the tokens written.
-
-    Args:
-      path: the `.bin` file; one that exists is overwritten.
-      entries: token ids of each entry; pass whole documents, or `cut_rows(documents)`.
-      vocab_size: of the tokenizer.
-      max_tokens: stop after the entry that reaches this many tokens.
-
-    Raises:
-      ValueError: the name does not end in `.bin`, or an id lies outside the vocabulary.
-    """
-    check_token_file(path, vocab_size=vocab_size)
-    written = 0
-    # The index gets its name last, as a reader asks for it last: the contexts end inside out.
-    with replacing(path.with_suffix(".idx")) as index, replacing(path) as data:
-        index.write(index_header(vocab_size))
-        for number, entry in enumerate(entries):
-            data.write(entry_bytes(entry, number=number, vocab_size=vocab_size))
-            index.write(index_line(len(entry), start=written, vocab_size=vocab_size))
-            written += len(entry)
-            if max_tokens is not None and written >= max_tokens:
-                break
-    return written
-
-
 def check_token_file(path: Path, *, vocab_size: int) -> None:
     """Raises ValueError unless `path` can name a tokenised file of this vocabulary."""
     if path.suffix != ".bin":
@@ -186,46 +158,29 @@ def index_line(length: int, *, start: int, vocab_size: int) -> bytes:
     return f"{length} {start * token_dtype(vocab_size).itemsize}\n".encode("ascii")
 
 
-def _whole_number(digits: bytes) -> int:
-    """The number. Raises ValueError for other forms that `int` accepts, such as 7_0."""
-    if not digits.removeprefix(b"-").isdigit():
-        raise ValueError
-    return int(digits)
-
-
 def _read_index(path: Path, size: int) -> tuple[np.ndarray, np.dtype]:
     """Lengths in tokens of all entries, int64, having checked that offsets leave no gap; the type
     of the ids.
 
     Args:
       path: the index.
-      size: bytes of the file that it belongs to; entries behind its end are refused at once.
+      size: bytes of the file that it belongs to; entries behind its end are refused.
     """
-    lengths, end, dtype = [], 0, np.dtype("<u2")
-    size_of(path)
-    with reading(path, otherwise=_WRITE), path.open("rb") as file:
-        lines = iter(lambda: file.readline(_MOST_LINE_BYTES), b"")
-        for number, line in enumerate(lines, start=1):
-            if number == 1 and line == _WIDE:
-                dtype = np.dtype("<u4")
-                continue
-            try:
-                length, offset = map(_whole_number, line.split())
-            except ValueError as error:
-                problem = f"is {line!r}, not `length offset`"
-                raise OutsideFileError(path, problem, f"line {number}", _WRITE) from error
-            if length < 0 or offset != end:
-                problem = (
-                    f"has an entry of {shown(length, 30)} tokens at byte {shown(offset, 30)} that "
-                    f"does not follow the last, which ends at byte {end}"
-                )
-                raise OutsideFileError(path, problem, f"line {number}", _WRITE)
-            if end + length * dtype.itemsize > size:
-                problem = (
-                    f"has an entry that ends behind the {size} bytes of {path.stem}.bin: "
-                    f"{shown(length, 30)} tokens at byte {end}"
-                )
-                raise OutsideFileError(path, problem, f"line {number}", _WRITE)
-            lengths.append(length)
-            end += length * dtype.itemsize
-    return np.asarray(lengths, np.int64), dtype
+    content = read_bytes(path, most=_MOST_LINE_BYTES * (size + 2**10), otherwise=_WRITE)
+    wide = content.startswith(_WIDE)
+    dtype, lines = np.dtype("<u4" if wide else "<u2"), content[len(_WIDE) * wide :].splitlines()
+    for number, line in enumerate(lines, start=1 + wide):
+        if _LINE.fullmatch(line) is None:
+            problem = f"is {line[:_MOST_LINE_BYTES]!r}, not `length offset`"
+            raise OutsideFileError(path, problem, f"line {number}", _WRITE)
+    numbers = np.array([line.split() for line in lines], np.bytes_).reshape(-1, 2)
+    lengths, offsets = numbers.astype(np.int64).T
+    ends = np.cumsum(lengths, dtype=np.float64) * dtype.itemsize  # Of any size.
+    starts = np.concatenate([[0], ends[:-1]])
+    for number in np.flatnonzero((offsets != starts) | (ends > size))[:1]:
+        problem = (
+            f"has {lengths[number]} tokens at byte {offsets[number]}: the last entry ends at byte "
+            f"{starts[number]:.0f}, and {path.stem}.bin at {size}"
+        )
+        raise OutsideFileError(path, problem, f"line {number + 1 + wide}", _WRITE)
+    return lengths, dtype

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fwpkm_jax.addresses import address_of, read_object, scheme_of
 from fwpkm_jax.data import chat_template
-from fwpkm_jax.outside_files import (
+from fwpkm_jax.io.untrusted import (
     MOST_JSON_BYTES,
     OutsideFileError,
     is_pointer,
@@ -28,6 +26,8 @@ from fwpkm_jax.outside_files import (
     refuse_pointer,
     shown,
 )
+from fwpkm_jax.lazy_imports import import_extra
+from fwpkm_jax.storage.addresses import address_of, read_object, scheme_of
 
 _MOST_BYTES = 2**27
 _MOST_TEMPLATE_BYTES = 2**20
@@ -49,7 +49,7 @@ class JSONTokenizer:
           FileNotFoundError: there is no such file.
           ValueError: the file is no tokenizer, or nothing says how a document ends.
         """
-        tokenizers = hf_package("tokenizers", f"{address_of(path)} is read")
+        tokenizers = import_extra("tokenizers", f"{address_of(path)} is read", extra="hf")
         self._path = address_of(path)
         self._fetched: dict[str, bytes | None] = {}  # Of a bucket, by name.
         if scheme_of(path) is None:
@@ -242,7 +242,7 @@ class JSONTokenizer:
                     f"The message holds the control token {spelt[0]!r}; leave it out, or send the "
                     "text without a chat template."
                 )
-        hf_package("jinja2", "Chat templates are filled in")
+        import_extra("jinja2", "Chat templates are filled in", extra="hf")
         names = ("bos_token", "eos_token", "unk_token", "pad_token")
         template, file = self._template()
         values = {
@@ -288,22 +288,3 @@ def _parsed(tokenizers: Any, content: bytes) -> Any:
         if type(error).__name__ != "PanicException":  # What Rust's panics become.
             raise
         raise ValueError(str(error)) from error
-
-
-def hf_package(name: str, what: str) -> Any:
-    """A package of the extra `hf`, which only some installations have.
-
-    Args:
-      name: of the package or of a module in it.
-      what: what it does, for the message: "Chat templates are filled in".
-
-    Raises:
-      ImportError: it is not installed; the message says how to install it.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"{what} by the package {name.split('.')[0]}; in a checkout of fwpkm_jax run: "
-            "pip install -e '.[hf]'"
-        ) from error

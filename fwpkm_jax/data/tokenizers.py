@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import sentencepiece
 
-from fwpkm_jax.addresses import read_object, scheme_of
-from fwpkm_jax.outside_files import (
+from fwpkm_jax.io.untrusted import (
     OutsideFileError,
     is_pointer,
     read_bytes,
     reading,
     refuse_pointer,
 )
+from fwpkm_jax.lazy_imports import import_extra
+from fwpkm_jax.storage.addresses import read_object, scheme_of
 
 BYTES = "bytes"
 MISTRAL_V1 = "mistral-v1"
@@ -111,10 +111,12 @@ class SentencePieceTokenizer:
           name: what errors call it.
 
         Raises:
+          ImportError: the package sentencepiece is not installed.
           ValueError: it is not a SentencePiece model, or has no piece that ends a document.
         """
         self._name = name
-        self._processor = sentencepiece.SentencePieceProcessor()
+        package = import_extra("sentencepiece", "SentencePiece models are read", extra="tokenizers")
+        self._processor = package.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
         except (RuntimeError, OSError, UnicodeDecodeError) as error:

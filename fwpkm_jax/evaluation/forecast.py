@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from fwpkm_jax.status_line import format_duration
+from fwpkm_jax.io.status_line import format_duration
 
 logger = logging.getLogger(__name__)
 

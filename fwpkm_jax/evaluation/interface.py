@@ -11,10 +11,20 @@ from typing import Any, Literal
 import numpy as np
 
 from fwpkm_jax.data import AbstractDataConfig, TextData, load_tokenizer
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.record import Origin, Result, first_group, make_result
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
+
+Passes = Literal["both", "on", "off"]
+"""Texts are read with the memory writing, with it frozen, or once each way."""
+
+
+def passes_of(write: Passes) -> tuple[tuple[str, bool], ...]:
+    """Names of the passes that an option `write` asks for, and whether each writes."""
+    passes = (("writing", True), ("frozen", False))
+    return {"both": passes, "on": passes[:1], "off": passes[1:]}[write]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +49,29 @@ class Subject:
     """Where model and memory come from."""
     partition: Partition | None = None
     """The devices that share the work; None: one device."""
+    text_paths: tuple[str, ...] = ()
+    """Files or folders of text, one data set each, that evaluations of text read in place of the
+    run's validation text."""
+    fast_weight_dtype: FastWeightDtype = "float32"
+    """Precision of fast weights between calls of the model; bfloat16 rounds them after each, as the
+    authors' release does."""
 
     def __post_init__(self) -> None:
         check_literals(self)
 
     @property
     def text(self) -> TextData:
-        """The text of `data`; `choose_suite` guarantees that evaluations of text have one."""
+        """The text that evaluations read: that of `data`, or `text_paths` if given.
+
+        `choose_suite` guarantees that evaluations of text have one.
+        """
         text = None if self.data is None else self.data.text
         if text is None:
             raise ValueError(
                 f"data={type(self.data).__name__} has no text; evaluate a run on text, or give "
                 "the evaluation its texts."
             )
-        return text
+        return dataclasses.replace(text, valid_paths=self.text_paths) if self.text_paths else text
 
     @property
     def first_memory(self) -> Memory:
@@ -117,8 +136,6 @@ class Evaluation:
     """Names in a few words what the run or the options lack for this evaluation; None if it can
     run. `--suite all` skips an evaluation that lacks something; an evaluation that was asked for by
     name fails instead."""
-    in_default_suite: bool = False
-    """Whether it runs when the command line names no evaluation."""
     one_stream: bool = True
     """Whether it reads one sequence at a time, of which devices share the tokens; False: batches of
     rows, which they share, too."""
@@ -152,30 +169,10 @@ class Evaluation:
         outcome = self.evaluate(subject, config, **inputs)
         if not isinstance(outcome, Outcome):
             raise TypeError(f"{self.name}: evaluate gave {type(outcome).__name__}, no Outcome.")
-        origin = dataclasses.replace(
-            subject.origin, files={**subject.origin.files, **outcome.files}
-        )
+        tokenizer = subject.origin.tokenizer
         if self.data == "text" and subject.data is not None:
-            fingerprint = load_tokenizer(subject.text.tokenizer).fingerprint
-            origin = dataclasses.replace(origin, tokenizer=fingerprint)
-        model = subject.model if outcome.model is None else outcome.model
-        own_chunks = model.config.fast_weight.chunk_size
-        return make_result(
-            self.name,
-            model=model,
-            memory=subject.memory,
-            config=config,
-            origin=origin,
-            seed=subject.seed,
-            scored_tokens=outcome.scored_tokens,
-            mode=outcome.mode,
-            resets=outcome.resets,
-            results=outcome.numbers,
-            arrays=outcome.arrays,
-            chunk_size=own_chunks if outcome.chunk_size is None else outcome.chunk_size,
-            # Without this option the memory keeps the checkpoint's precision.
-            fast_weight_dtype=getattr(config, "fast_weight_dtype", None),
-        )
+            tokenizer = load_tokenizer(subject.text.tokenizer).fingerprint
+        return make_result(self.name, subject, config, outcome, tokenizer=tokenizer)
 
     def of_model(
         self, model: LanguageModel, memory: Memory, *, config: Any, **inputs: Any

@@ -16,12 +16,10 @@ from fwpkm_jax.data import Document
 from fwpkm_jax.evaluation import perplexity_views as views
 from fwpkm_jax.evaluation.addressing import AddressingWindows
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Passes, Subject, passes_of
 from fwpkm_jax.evaluation.option_checks import check_least
-from fwpkm_jax.evaluation.readers.documents import read_document
-from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
+from fwpkm_jax.evaluation.readers.document_reader import read_document
 from fwpkm_jax.evaluation.readers.finite import require_finite
-from fwpkm_jax.evaluation.readers.segments import Segmentation
 from fwpkm_jax.evaluation.readers.stream_reader import Reading, StreamReader
 from fwpkm_jax.evaluation.readers.token_losses import (
     TokenLosses,
@@ -30,7 +28,7 @@ from fwpkm_jax.evaluation.readers.token_losses import (
     differences,
     scores,
 )
-from fwpkm_jax.evaluation.record import Result, describe_resets
+from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import (
     Source,
     capped,
@@ -40,51 +38,41 @@ from fwpkm_jax.evaluation.sources import (
     text_sources,
 )
 from fwpkm_jax.literals import check_literals, some
-from fwpkm_jax.models.language_model import LanguageModel, Memory
+
+_WINDOW = 8
+"""Segments per window of the addressing statistics."""
+_CURVES = 10
+"""Documents, from the first, for which the loss along the document is reported."""
+_POINT = 128
+"""Tokens averaged in each point of such a curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerplexityConfig:
     """Streaming perplexity."""
 
-    data: tuple[str, ...] = ()
-    """Files or folders of text, one data set each, read in this order without resetting the memory
-    between them. Empty: the run's validation text."""
-    write: Literal["both", "on", "off"] = "both"
+    write: Passes = "both"
     """Write the memory while reading, keep it frozen, or do one after the other and compare."""
     segment_length: int | None = None
     """Inputs of a full segment; attention and GDN start empty in each. None: the run's training
     length."""
-    segmentation: Segmentation = "overlap"
-    """overlap: every token but a document's first is scored. reference: as in the authors' release,
-    whose segments drift apart: it skips k tokens after segment k."""
+    protocol: Literal["default", "release"] = "default"
+    """default: every token but a document's first is scored, and tokens that wait to be written are
+    kept until the end of the document. release: as in the authors' release, whose segments drift
+    apart (it skips k tokens after segment k), and what waits is dropped at the end of each."""
     chunk_size: int | None = None
     """Tokens per write. None: the model's."""
-    queue: Literal["document", "segment"] = "document"
-    """Tokens that wait to be written are kept until the end of the document, or dropped at the end
-    of each segment as in the release."""
     memory_reset: Literal["never", "document"] = "never"
     """never: fast weights are carried from document to document. document: every document starts
     from the checkpoint's fast weights."""
-    fast_weight_dtype: FastWeightDtype = "float32"
-    """Precision of the memory between segments; bfloat16 rounds it after each segment, as the
-    release does."""
     max_tokens: int | None = None
     """Tokens scored in each data set at most."""
     max_documents: int | None = None
     """Documents read of each data set at most."""
-    window_segments: int = 8
-    """Segments per window of the addressing statistics."""
-    curve_documents: int = 10
-    """Number of documents, from the first, for which the loss along the document is reported."""
-    curve_tokens: int = 128
-    """Tokens averaged in each point of such a curve."""
 
     def __post_init__(self) -> None:
         check_literals(self)
         check_least(self, 1, "segment_length", "chunk_size", "max_tokens", "max_documents")
-        check_least(self, 1, "window_segments", "curve_tokens")
-        check_least(self, 0, "curve_documents")
 
 
 def evaluate(
@@ -92,7 +80,6 @@ def evaluate(
     config: PerplexityConfig,
     *,
     sources: Sequence[Source] | None = None,
-    segment_length: int | None = None,
 ) -> Outcome:
     """Token-weighted perplexity of texts read as one stream, and the effect of writing on it.
 
@@ -103,7 +90,6 @@ def evaluate(
       subject: the model and its memory.
       config: the protocol.
       sources: data sets in reading order; None: those that options and run name.
-      segment_length: inputs of a segment if the options leave it open; None: the run's.
 
     Returns:
       Numbers are `writing` and `frozen` (loss in nats and perplexity by data set and over `all`,
@@ -112,18 +98,17 @@ def evaluate(
       source, document, segment, position and losses.
 
     Raises:
-      ValueError: no segment length is given, or the texts hold nothing to predict.
+      ValueError: no segment length is known, or the texts hold nothing to predict.
     """
-    length = config.segment_length or segment_length or subject.text.length
-    sources = text_sources(subject.text, config.data) if sources is None else sources
-    writes = {"both": (True, False), "on": (True,), "off": (False,)}[config.write]
+    length = config.segment_length or subject.text.length
+    sources = text_sources(subject.text) if sources is None else sources
+    writes = passes_of(config.write)
     names = [source.name for source in sources]
     labels = num_labels(sources, max_documents=config.max_documents, max_tokens=config.max_tokens)
     forecast = Forecast("ppl", total=labels * len(writes), unit="tokens")
     passes: dict[str, TokenLosses] = {}
     summaries: dict[str, dict[str, Any]] = {}
-    for write in writes:
-        name = "writing" if write else "frozen"
+    for name, write in writes:
         passes[name], summaries[name] = _read_all(
             subject, config, sources, length, forecast, write=write
         )
@@ -132,16 +117,19 @@ def evaluate(
     }
     if len(passes) == 2:
         results["difference"] = differences(passes["writing"], passes["frozen"], names)
-    results["curves"] = curves(passes, documents=config.curve_documents, tokens=config.curve_tokens)
+    results["curves"] = curves(passes, documents=_CURVES, tokens=_POINT)
     first = next(iter(passes.values()))
     return Outcome(
         numbers=results,
         scored_tokens=len(first.loss),
         arrays=first.places() | {f"loss_{name}": one.loss for name, one in passes.items()},
         files=files_of(source.files for source in sources),
-        mode=f"segmentation={config.segmentation}, segment_length={length}",
+        mode=f"protocol={config.protocol}, segment_length={length}",
         resets=describe_resets(
-            subject.memory, fast_weights=config.memory_reset, queue=config.queue, caches="segment"
+            subject.memory,
+            fast_weights=config.memory_reset,
+            queue="segment" if config.protocol == "release" else "document",
+            caches="segment",
         ),
         chunk_size=config.chunk_size,
     )
@@ -164,11 +152,11 @@ def _read_all(
         write=write,
         piece_length=length,
         chunk_size=config.chunk_size,
-        fast_weight_dtype=config.fast_weight_dtype,
+        fast_weight_dtype=subject.fast_weight_dtype,
         partition=subject.partition,
     )
     num_slots = subject.model.config.fast_weight.rule.num_slots or 0  # 0: no reads, no windows.
-    windows = AddressingWindows(num_slots, segments=config.window_segments)
+    windows = AddressingWindows(num_slots, segments=_WINDOW)
     gate_sums: dict[str, float] = {}
 
     def segments(document: Document, where: str) -> Iterator[np.ndarray]:
@@ -176,8 +164,7 @@ def _read_all(
             reader,
             document.tokens,
             segment_length=length,
-            segmentation=config.segmentation,
-            queue=config.queue,
+            protocol=config.protocol,
             memory_reset=config.memory_reset,
         )
         for reading in _one_behind(readings):
@@ -233,13 +220,5 @@ PERPLEXITY = Evaluation(
     table=views.table,
     plot=views.plot,
     finding=views.finding,
-    missing=lambda subject, config: missing_text(subject.text, config.data),
-    in_default_suite=True,
+    missing=lambda subject, config: missing_text(subject.text),
 )
-
-
-def streaming_perplexity(
-    model: LanguageModel, memory: Memory, *, config: PerplexityConfig, **inputs: Any
-) -> Result:
-    """Perplexity of streams of text, of a model in hand: see `Evaluation.of_model`."""
-    return PERPLEXITY.of_model(model, memory, config=config, **inputs)

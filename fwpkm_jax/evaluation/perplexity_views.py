@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from fwpkm_jax.evaluation.display.plot_style import (
     BLUE,
     GREY,
     ORANGE,
     add_legend,
+    blank_figure,
     count_in_thousands,
     save_figure,
     set_title,
@@ -75,7 +75,7 @@ def plot(record: Record, directory: Path) -> list[Path]:
     if not curves:
         return []
     both = len(passes) == 2
-    figure = Figure(figsize=(10.5 if both else 7.2, 4.2), layout="constrained")
+    figure = blank_figure(10.5 if both else 7.2, 4.2)
     axes = list(figure.subplots(1, 2 if both else 1, squeeze=False)[0])
     for name in passes:
         color, label = (BLUE, "writing") if name == "writing" else (ORANGE, "frozen memory")

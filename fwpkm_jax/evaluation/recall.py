@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.core.chunks import map_own
+from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.data import make_dataset
 from fwpkm_jax.evaluation import recall_views as views
 from fwpkm_jax.evaluation.forecast import Forecast
@@ -27,11 +27,11 @@ from fwpkm_jax.evaluation.readers.devices import (
     model_on_devices,
     rows_on_devices,
 )
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import as_stored
 from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, not_finite
-from fwpkm_jax.evaluation.record import Result
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.models.language_model import Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def attention_reach(config: ModelConfig) -> AttentionReach:
 
     A layer that sees `window` tokens looks `window - 1` tokens further back than its input.
     """
-    reaches = [mixer.reach for mixer in config.mixer_configs]
+    reaches = [mixer.receptive_field for mixer in config.mixer_configs]
     windows = [reach for reach in reaches if reach is not None]
     stack = sum(reach - 1 for reach in windows) if len(windows) == len(reaches) else None
     return AttentionReach(max(windows, default=None), stack)
@@ -142,7 +142,7 @@ def _score_batches(
     memory = memory_on_devices(partition, subject.memory)
     answer = partial(_answer, graphdef, params, partition=partition)
     distances, right = [], {"writing": [], "frozen": []}
-    start = _share_out(memory, groups)
+    start = as_stored(_share_out(memory, groups), subject.fast_weight_dtype)
     carried = written = start
     length = 0
     for batch in itertools.islice(batches, config.batches):
@@ -161,7 +161,7 @@ def _score_batches(
             if not np.all(np.asarray(finite)[asked]):
                 raise not_finite(f"recall, {name}")
             right[name].append(np.asarray(correct)[asked])
-            written = after if write else written
+            written = as_stored(after, subject.fast_weight_dtype) if write else written
         if lifetime == "carried":
             carried = written
         if forecast is not None:
@@ -214,7 +214,7 @@ def _share_out(memory: Memory, groups: int) -> Memory:
             )
         return jnp.broadcast_to(leaf, (groups, *leaf.shape[1:]))
 
-    return map_own(share, memory)
+    return map_unshared(share, memory)
 
 
 def _edges(length: int, num_bins: int) -> np.ndarray:
@@ -268,13 +268,5 @@ RECALL = Evaluation(
     plot=views.plot,
     finding=views.finding,
     controls="the same questions with writing disabled, and guessing",
-    in_default_suite=True,
     one_stream=False,
 )
-
-
-def recall_accuracy(
-    model: LanguageModel, memory: Memory, *, config: RecallConfig, **inputs: Any
-) -> Result:
-    """Recall of stated facts, of a model in hand: see `Evaluation.of_model`."""
-    return RECALL.of_model(model, memory, config=config, **inputs)

@@ -6,6 +6,7 @@ import dataclasses
 
 from flax import nnx
 
+from fwpkm_jax.layers.rotary import YarnConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import AbstractChunkRule
@@ -32,15 +33,35 @@ def with_rule(
 
     Args:
       model: its memory layers get the rule.
-      memory: of the model's memory layers, leaves `[groups, ...]`; see `AbstractChunkRule.adopt`.
+      memory: of the model's memory layers, leaves `[groups, ...]`; see
+        `AbstractChunkRule.convert_memory`.
       rule: of the same sizes as the model's own.
 
     Raises:
       ValueError: the memory is not of the rule's sizes.
     """
-    memory = {layer: rule.adopt(one) for layer, one in memory.items()}
+    memory = {layer: rule.convert_memory(one) for layer, one in memory.items()}
     fast_weight = dataclasses.replace(model.config.fast_weight, rule=rule)
     return reconfigure(model, dataclasses.replace(model.config, fast_weight=fast_weight)), memory
+
+
+def with_yarn(model: LanguageModel, *, factor: float | None, original_length: int) -> LanguageModel:
+    """The model with the same parameters and YaRN's factor in every attention layer.
+
+    Args:
+      model: the model as trained.
+      factor: ratio of the new context length to the original one; None returns the model unchanged.
+      original_length: length of the original context in tokens.
+
+    References: Peng et al. 2023, arXiv:2309.00071.
+    """
+    if factor is None:
+        return model
+    yarn = YarnConfig(factor=factor, original_length=original_length)
+    attention = dataclasses.replace(model.config.attention, yarn=yarn)
+    lact = dataclasses.replace(model.config.lact, yarn=yarn)
+    config = dataclasses.replace(model.config, attention=attention, lact=lact)
+    return reconfigure(model, config)
 
 
 def without_memory_layers(model: LanguageModel) -> LanguageModel:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fwpkm_jax.core.chunks import map_own
-from fwpkm_jax.models.language_model import LanguageModel, Memory
-from fwpkm_jax.whole_files import replacing, write_json
+from fwpkm_jax.core.chunks import map_unshared
+from fwpkm_jax.io.atomic import replacing, write_json
+from fwpkm_jax.models.language_model import Memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Result(NamedTuple):
 
 def first_group(memory: Memory) -> Memory:
     """The memory of a checkpoint's first group, leaves `[1, ...]`."""
-    return map_own(lambda x: x[:1], memory)
+    return map_unshared(lambda x: x[:1], memory)
 
 
 def describe_resets(
@@ -68,31 +68,26 @@ def describe_resets(
 
 
 def make_result(
-    evaluation: str,
-    *,
-    model: LanguageModel,
-    memory: Memory,
-    config: Any,
-    origin: Origin,
-    seed: int,
-    scored_tokens: int,
-    mode: str,
-    resets: Mapping[str, Any],
-    results: Mapping[str, Any],
-    arrays: Mapping[str, np.ndarray],
-    chunk_size: int | str,
-    fast_weight_dtype: str | None,
+    evaluation: str, subject: Any, config: Any, outcome: Any, *, tokenizer: str | None
 ) -> Result:
-    """A result with its provenance; see `Outcome` and `Subject` for what it is made of.
+    """A result with its provenance.
+
+    Args:
+      evaluation: its name.
+      subject: what was evaluated, an `interface.Subject`.
+      config: the options.
+      outcome: what the evaluation gave, an `interface.Outcome`.
+      tokenizer: the tokenizer's fingerprint; None for generated data.
 
     Raises:
       ValueError: a number of the record is NaN or infinite.
     """
-    leaves = jax.tree.leaves(memory)
-    if fast_weight_dtype is None and leaves:
-        fast_weight_dtype = str(leaves[0].dtype)
-    attention = model.config.attention
-    device = jax.devices()[0]
+    origin = subject.origin
+    model = subject.model if outcome.model is None else outcome.model
+    yarn, own_chunks = model.config.attention.yarn, model.config.fast_weight.chunk_size
+    leaves = jax.tree.leaves(subject.memory)
+    rounded = subject.fast_weight_dtype == "bfloat16"
+    dtype = "bfloat16" if rounded else str(leaves[0].dtype) if leaves else None
     provenance = {
         "checkpoint": {
             "run": origin.run,
@@ -100,24 +95,24 @@ def make_result(
             "fingerprint": origin.fingerprint,
             **({} if origin.weights == "trained" else {"weights": origin.weights}),
         },
-        "data_files": dict(origin.files),
-        "tokenizer": origin.tokenizer,
-        "chunk_size": chunk_size,
-        "yarn": dataclasses.asdict(attention.yarn) if attention.yarn else None,
-        "fast_weight_dtype": fast_weight_dtype if leaves else None,
+        "data_files": {**origin.files, **outcome.files},
+        "tokenizer": tokenizer,
+        "chunk_size": own_chunks if outcome.chunk_size is None else outcome.chunk_size,
+        "yarn": dataclasses.asdict(yarn) if yarn else None,
+        "fast_weight_dtype": dtype if leaves else None,
         "memory_groups_in_checkpoint": leaves[0].shape[0] if leaves else 0,
-        "resets": dict(resets),
-        "mode": mode,
-        "scored_tokens": scored_tokens,
-        "seed": seed,
+        "resets": dict(outcome.resets),
+        "mode": outcome.mode,
+        "scored_tokens": outcome.scored_tokens,
+        "seed": subject.seed,
         "jax": jax.__version__,
-        "device": device.device_kind,
+        "device": jax.devices()[0].device_kind,
     }
     record = {
         "evaluation": evaluation,
         "provenance": provenance,
         "config": dataclasses.asdict(config),
-        "results": dict(results),
+        "results": dict(outcome.numbers),
     }
     # Through JSON and back: the caller sees exactly what the file will hold, and NaN is refused.
     try:
@@ -127,7 +122,7 @@ def make_result(
             f"{evaluation}: a number of its results is not finite; evaluate an earlier checkpoint "
             "(--step)."
         ) from error
-    return Result(record, dict(arrays))
+    return Result(record, dict(outcome.arrays))
 
 
 def _json_value(value: Any) -> Any:

@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from collections import UserDict
+from typing import Any
 
 from fwpkm_jax.evaluation.interface import Evaluation
 
-EVALS: dict[str, Evaluation] = {}
+_PAPER = "fwpkm_jax.paper.evaluation"
+_OURS = {
+    "ppl": "fwpkm_jax.evaluation.perplexity:PERPLEXITY",
+    "recall": "fwpkm_jax.evaluation.recall:RECALL",
+    "needle": "fwpkm_jax.evaluation.needle.needle:NEEDLE",
+    "continual": f"{_PAPER}.continual:CONTINUAL",
+    "longbench": f"{_PAPER}.longbench:LONGBENCH",
+    "lm_eval": "fwpkm_jax.evaluation.harness.benchmarks:HARNESS",
+    "gate_map": f"{_PAPER}.gate_map:GATE_MAP",
+    "trace": f"{_PAPER}.trace:TRACE",
+    "gates": f"{_PAPER}.gates:GATES",
+}
+
+
+class _Evaluations(UserDict[str, Any]):
+    """Evaluations by name; one that stands as `module:NAME` is imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Evaluation:
+        found = self.data[name]
+        if isinstance(found, str):
+            module, attribute = found.split(":")
+            self.data[name] = found = getattr(importlib.import_module(module), attribute)
+        return found
+
+
+EVALS = _Evaluations(_OURS)
 """Registered evaluations by name, in the order of registration."""
 
-OPTIONS_OF_ALL = ("run", "suite", "tasks", "step", "weights", "limit", "mesh", "plugins", "all")
+OPTIONS_OF_ALL = (
+    *("run", "suite", "data", "step", "weights", "limit", "fast_weight_dtype", "mesh"),
+    *("plugins", "all"),
+)
 """Names with a meaning of their own on the command line of `fwpkm eval`."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from fwpkm_jax.data import Document, TextData, stream_documents
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.data.streams.files import LocalFile, data_files
 from fwpkm_jax.data.text import valid_rows
+from fwpkm_jax.io.untrusted import reading, size_of
 
 
 class Source(NamedTuple):
@@ -25,32 +26,27 @@ class Source(NamedTuple):
     """SHA-256 of each file, by path."""
 
 
-def text_sources(data: TextData, paths: Sequence[str | Path] = ()) -> list[Source]:
-    """One data set for each path, tokenised like the run's data.
-
-    Args:
-      data: the run's data; its validation paths are used if `paths` is empty.
-      paths: files or folders, in reading order.
+def text_sources(data: TextData) -> list[Source]:
+    """One data set for each path of validation text, such as `Subject.text` has.
 
     Raises:
-      ValueError: neither `paths` nor `data` names a text.
+      ValueError: it names no text.
       FileNotFoundError: a path does not exist.
     """
-    names = [str(path) for path in paths] or list(data.valid_paths)
-    if not names:
+    if not data.valid_paths:
         raise ValueError(
-            "The run names no validation text (data.valid_paths=()); give the evaluation a path, "
-            "as in --ppl.data PATH."
+            "The run names no validation text (data.valid_paths=()); give a path, as in --data "
+            "PATH."
         )
     return [
         Source(name, _reader(dataclasses.replace(data, valid_paths=(name,))), file_hashes(name))
-        for name in names
+        for name in data.valid_paths
     ]
 
 
-def missing_text(data: TextData, paths: Sequence[str | Path] = ()) -> str | None:
+def missing_text(data: TextData) -> str | None:
     """What an evaluation that reads `text_sources` lacks; None if there is a text to read."""
-    return None if paths or data.valid_paths else "a text (no --data PATH, no data.valid_paths)"
+    return None if data.valid_paths else "a text (no --data PATH, no data.valid_paths)"
 
 
 def capped(
@@ -118,6 +114,15 @@ def file_hashes(name: str | Path) -> dict[str, str]:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    """SHA-256 of a file's bytes, in hexadecimal.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      OutsideFileError: it is a directory, a pipe or a device, or cannot be read.
+    """
+    left, digest = size_of(path), hashlib.sha256()
+    with reading(path, otherwise="name a file"), path.open("rb") as content:
+        while block := content.read(min(left, 2**20)):  # Not what is added meanwhile.
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()

@@ -8,14 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.command_line import visible
+from fwpkm_jax.evaluation.display.plot_style import drawn
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.readers.devices import check_one_stream
 from fwpkm_jax.evaluation.record import Result, save_result
 from fwpkm_jax.evaluation.registry import EVALS
+from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.literals import nearest
 
 logger = logging.getLogger(__name__)
+
+DEFAULT = ("ppl", "recall")
+"""What runs when no evaluation is named, if it suits the data."""
 
 
 def choose_suite(
@@ -53,7 +57,12 @@ def choose_suite(
     if "all" in names:
         chosen = tuple(name for name in suiting if not _lacks(name, subject, configs or {}))
     else:
-        chosen = tuple(names) or tuple(n for n in suiting if EVALS[n].in_default_suite)
+        chosen = tuple(names) or tuple(name for name in DEFAULT if name in suiting)
+    if subject.text_paths and not any(EVALS[name].data == "text" for name in chosen):
+        raise ValueError(
+            f"data={', '.join(subject.text_paths)}: {', '.join(chosen)} reads no text; leave it "
+            "out."
+        )
     for name in chosen:
         if EVALS[name].one_stream:
             check_one_stream(subject.partition, name)
@@ -95,7 +104,7 @@ def run_suite(
         if limit is not None:
             config = dataclasses.replace(config, **{evaluation.limit: limit})
         results[name] = result = evaluation.run(subject, config)
-        files = [*save_result(result, directory), *evaluation.plot(result.record, directory)]
+        files = [*save_result(result, directory), *drawn(evaluation.plot, result.record, directory)]
         written = "\n".join(f"wrote {path}" for path in files)
         table = "\n".join(
             filter(None, [evaluation.table(result.record), evaluation.controls_line()])

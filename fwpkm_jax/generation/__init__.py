@@ -1,20 +1,20 @@
 """Text generation: prefill and decoding; the state is an argument and a result."""
 
+from fwpkm_jax.generation.continuous_batching import ContinuousBatch, join, leave, open_batch, step
 from fwpkm_jax.generation.generate import generate
 from fwpkm_jax.generation.sampling import Sampling
-from fwpkm_jax.generation.seats import Seats, join, leave, open_seats, step
 from fwpkm_jax.generation.state import GenerationOutput, GenerationState, grow, init_generation
 
 __all__ = [
+    "ContinuousBatch",
     "GenerationOutput",
     "GenerationState",
     "Sampling",
-    "Seats",
     "generate",
     "grow",
     "init_generation",
     "join",
     "leave",
-    "open_seats",
+    "open_batch",
     "step",
 ]

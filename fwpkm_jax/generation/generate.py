@@ -11,7 +11,7 @@ from flax import nnx
 
 from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import Memory, Shared, put_shared, take_shared
-from fwpkm_jax.core.streams.queue import ChunkSize
+from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.generation.prompts import check_lengths, check_prompts, check_room, split_prompts
 from fwpkm_jax.generation.sampling import Sampling, choose_tokens
 from fwpkm_jax.generation.state import GenerationOutput, GenerationState
@@ -112,9 +112,9 @@ def generate(
     if chunk_size == "flush" and write:
         check_room(state, lengths, max_new_tokens)
     graphdef, params = nnx.split(model)
-    aside = Aside.of(state.stream.memory, written=write and chunk_size != "flush")
-    options: dict[str, Any] = {"write": write, "chunk_size": chunk_size, "aside": aside}
-    state = with_memory(state, aside.carried(state.stream.memory))
+    read_only = ReadOnly.of(state.stream.memory, written=write and chunk_size != "flush")
+    options: dict[str, Any] = {"write": write, "chunk_size": chunk_size, "read_only": read_only}
+    state = with_memory(state, read_only.carried(state.stream.memory))
     if keep_state:
         state = jax.tree.map(jnp.copy, state)
     if lengths.max():
@@ -137,7 +137,7 @@ def generate(
         blocks.append(block)
         if start + NEW_AT_ONCE < max_new_tokens and bool(np.all(state.finished)):
             break
-    memory = aside.whole(state.stream.memory)
+    memory = read_only.whole(state.stream.memory)
     refuse_lost(memory)
     tokens, log_probs = _joined(blocks, batch, max_new_tokens, state.logits.dtype)
     return GenerationOutput(
@@ -175,7 +175,7 @@ def _joined(
     return tokens, log_probs
 
 
-class Aside(NamedTuple):
+class ReadOnly(NamedTuple):
     """Parts of the memories that a call does not write: its loops do not carry or copy them.
 
     Attributes:
@@ -187,8 +187,8 @@ class Aside(NamedTuple):
     shared: Sequence[Shared] = ()
 
     @classmethod
-    def of(cls, memory: dict[str, Memory], *, written: bool) -> "Aside":
-        """What goes aside of these memories."""
+    def of(cls, memory: dict[str, Memory], *, written: bool) -> "ReadOnly":
+        """What a call of these memories does not write."""
         return cls(None, tuple(take_shared(memory)[1])) if written else cls(memory)
 
     def carried(self, memory: dict[str, Memory]) -> dict[str, Memory]:
@@ -200,7 +200,7 @@ class Aside(NamedTuple):
         return put_shared(carried, self.shared) if self.memory is None else self.memory
 
 
-_NOTHING = Aside()
+_NOTHING = ReadOnly()
 
 
 def with_memory(state: GenerationState, memory: dict[str, Memory]) -> GenerationState:
@@ -209,12 +209,12 @@ def with_memory(state: GenerationState, memory: dict[str, Memory]) -> Generation
 
 
 def _read(
-    model: LanguageModel, tokens: jax.Array, stream: Stream, aside: Aside, **options: Any
+    model: LanguageModel, tokens: jax.Array, stream: Stream, read_only: ReadOnly, **options: Any
 ) -> StreamOutput:
-    """`LanguageModel.stream` with the memories that `aside` and the stream hold together."""
-    stream = stream._replace(memory=aside.whole(stream.memory))
+    """`LanguageModel.stream` with the memories that `read_only` and the stream hold together."""
+    stream = stream._replace(memory=read_only.whole(stream.memory))
     out = model.stream(tokens, stream, **options)
-    return out._replace(stream=out.stream._replace(memory=aside.carried(out.stream.memory)))
+    return out._replace(stream=out.stream._replace(memory=read_only.carried(out.stream.memory)))
 
 
 @partial(jax.jit, static_argnames=("graphdef", "write", "chunk_size"), donate_argnames="state")
@@ -228,7 +228,7 @@ def _prefill(
     *,
     write: bool,
     chunk_size: ChunkSize | None,
-    aside: Aside = _NOTHING,
+    read_only: ReadOnly = _NOTHING,
 ) -> GenerationState:
     """The state after the first `count` of the pieces `[pieces, batch, piece]`."""
     model = nnx.merge(graphdef, params)
@@ -236,7 +236,7 @@ def _prefill(
     def read(index: jax.Array, carry: tuple[Stream, jax.Array]) -> tuple[Stream, jax.Array]:
         of_piece = None if mask is None else mask[index]
         options = {"mask": of_piece, "write": write, "chunk_size": chunk_size}
-        out = _read(model, tokens[index], carry[0], aside, **options)
+        out = _read(model, tokens[index], carry[0], read_only, **options)
         # Prompts end with the last piece, so its last position is real in every prompt.
         return out.stream, out.logits[:, -1]
 
@@ -272,7 +272,7 @@ def decode(
     ragged: bool,
     write: bool,
     chunk_size: ChunkSize | None,
-    aside: Aside = _NOTHING,
+    read_only: ReadOnly = _NOTHING,
 ) -> tuple[GenerationState, Block]:
     """The state after at most `limit` new tokens of each sequence, and these tokens.
 
@@ -304,7 +304,7 @@ def decode(
             model,
             chosen[:, None],
             state.stream,
-            aside,
+            read_only,
             mask=active[:, None].astype(jnp.float32) if ragged else None,
             write=write,
             chunk_size=chunk_size,

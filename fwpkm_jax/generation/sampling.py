@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from fwpkm_jax.literals import check_above_0, check_least
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -31,12 +33,8 @@ class Sampling:
     tokenizer's vocabulary; None: all."""
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature={self.temperature} must be 0 (greedy) or more.")
-        for name in ("top_k", "vocab_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1; None for all.")
+        check_least(self, temperature=0)
+        check_above_0(self, "top_k", "vocab_size")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} must lie above 0 and at most at 1.")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):

@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.config import Experiment
-from fwpkm_jax.host_memory import freed_memory_returned
 from fwpkm_jax.interchange.weights import Weights, check_shape, refuse_other_names
-from fwpkm_jax.stores import Store
+from fwpkm_jax.io.atomic import new_folder, write_json
+from fwpkm_jax.storage.addresses import scheme_of
+from fwpkm_jax.storage.host_memory import freed_memory_returned
+from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
 from fwpkm_jax.training.runs.mirror import new_run_folder
 from fwpkm_jax.training.state import TrainState, init_state
-from fwpkm_jax.whole_files import new_folder, write_json
 
 
 def start_run(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.outside_files import OutsideFileError, read_json, reading, shown
-from fwpkm_jax.safetensors_file import FLOATS, SafetensorsFile, StoredTensor, read_tensor
+from fwpkm_jax.io.safetensors import FLOATS, SafetensorsFile, StoredTensor, read_tensor
+from fwpkm_jax.io.untrusted import OutsideFileError, read_json, reading, shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fwpkm_jax.outside_files import shown
+from fwpkm_jax.io.untrusted import shown
 
 MOST_SIZE = 2**31 - 1  # What devices count in.
 

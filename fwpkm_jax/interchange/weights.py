@@ -12,8 +12,8 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
+from fwpkm_jax.io.untrusted import OutsideFileError, shown
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
-from fwpkm_jax.outside_files import OutsideFileError, shown
 from fwpkm_jax.training.state import Memories, named_leaves
 
 _OTHER_CONFIG = "choose the configuration that it was trained with"

@@ -16,10 +16,10 @@ from fwpkm_jax.interchange.weights import (
     checked,
     refuse_other_names,
 )
-from fwpkm_jax.outside_files import OutsideFileError, shown
+from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
+from fwpkm_jax.io.safetensors import SafetensorsFile, write_tensors
+from fwpkm_jax.io.untrusted import OutsideFileError, shown
 from fwpkm_jax.run import WhichWeights, load_run
-from fwpkm_jax.safetensors_file import SafetensorsFile, write_tensors
-from fwpkm_jax.whole_files import check_new, new_folder, replacing, write_json
 
 _FILE = "weights.safetensors"
 _FORMAT = "fwpkm_jax 1"

@@ -4,31 +4,36 @@ A memory layer takes its memory as an argument and returns the new one; a token 
 between sequences except in a cache. `fwpkm_jax.layers.mixers` holds every mixer.
 """
 
-from fwpkm_jax.layers.experts import Experts, ExpertsConfig
-from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeightLayerConfig
-from fwpkm_jax.layers.lora import LoRAConfig
-from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig, FastWeightInfo
-from fwpkm_jax.layers.mixers import (
-    AbstractMixer,
-    AbstractMixerConfig,
-    Attention,
-    AttentionConfig,
-    GatedDeltaNet,
-    GatedDeltaNetConfig,
-    LaCT,
-    LaCTConfig,
-    MatrixMemory,
-    MatrixMemoryConfig,
-    Titans,
-    TitansConfig,
-    register_mixer,
-)
-from fwpkm_jax.layers.mlp import SwiGLU
-from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
-from fwpkm_jax.layers.parameters import Declaration, declare, declare_linear, parameter
-from fwpkm_jax.layers.partition import MeshConfig, Partition
-from fwpkm_jax.layers.pkm import PKM, PKMConfig, PKMOutput
-from fwpkm_jax.layers.rotary import Llama3Scaling, YarnConfig
+from typing import TYPE_CHECKING
+
+from fwpkm_jax.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from fwpkm_jax.layers.experts import Experts, ExpertsConfig
+    from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeightLayerConfig
+    from fwpkm_jax.layers.lora import LoRAConfig
+    from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig, FastWeightInfo
+    from fwpkm_jax.layers.mixers import (
+        AbstractMixer,
+        AbstractMixerConfig,
+        Attention,
+        AttentionConfig,
+        GatedDeltaNet,
+        GatedDeltaNetConfig,
+        LaCT,
+        LaCTConfig,
+        MatrixMemory,
+        MatrixMemoryConfig,
+        Titans,
+        TitansConfig,
+        register_mixer,
+    )
+    from fwpkm_jax.layers.mlp import SwiGLU
+    from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
+    from fwpkm_jax.layers.parameters import Declaration, declare, declare_linear, parameter
+    from fwpkm_jax.layers.partition import MeshConfig, Partition
+    from fwpkm_jax.layers.pkm import PKM, PKMConfig, PKMOutput
+    from fwpkm_jax.layers.rotary import Llama3Scaling, YarnConfig
 
 __all__ = [
     "PKM",
@@ -67,3 +72,38 @@ __all__ = [
     "parameter",
     "register_mixer",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "fwpkm_jax.layers.experts": ("Experts", "ExpertsConfig"),
+        "fwpkm_jax.layers.fast_weight_layers.layer": ("FastWeightLayer", "FastWeightLayerConfig"),
+        "fwpkm_jax.layers.lora": ("LoRAConfig",),
+        "fwpkm_jax.layers.memories.fast_weight": (
+            "FastWeight",
+            "FastWeightConfig",
+            "FastWeightInfo",
+        ),
+        "fwpkm_jax.layers.mixers": (
+            "AbstractMixer",
+            "AbstractMixerConfig",
+            "Attention",
+            "AttentionConfig",
+            "GatedDeltaNet",
+            "GatedDeltaNetConfig",
+            "LaCT",
+            "LaCTConfig",
+            "MatrixMemory",
+            "MatrixMemoryConfig",
+            "Titans",
+            "TitansConfig",
+            "register_mixer",
+        ),
+        "fwpkm_jax.layers.mlp": ("SwiGLU",),
+        "fwpkm_jax.layers.norms": ("GatedRMSNorm", "RMSNorm"),
+        "fwpkm_jax.layers.parameters": ("Declaration", "declare", "declare_linear", "parameter"),
+        "fwpkm_jax.layers.partition": ("MeshConfig", "Partition"),
+        "fwpkm_jax.layers.pkm": ("PKM", "PKMConfig", "PKMOutput"),
+        "fwpkm_jax.layers.rotary": ("Llama3Scaling", "YarnConfig"),
+    },
+)

@@ -1,5 +1,6 @@
 """A mixture of experts in place of an MLP: a router sends each token to a few of them."""
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,8 +14,9 @@ from jaxtyping import Array, Float, Int
 from fwpkm_jax.core.checks import check_arrays, check_rngs
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation, SwiGLU
-from fwpkm_jax.layers.parameters import LogicalAxes, declare_linear, parameter
+from fwpkm_jax.layers.parameters import LogicalAxes, linear_map, parameter
 from fwpkm_jax.layers.partition import HEADS, Partition
+from fwpkm_jax.literals import check_least
 
 _LARGEST_BLOCK = 128  # Tokens that one expert takes at a time.
 
@@ -38,17 +40,13 @@ class ExpertsConfig:
     """Weight in the training loss of the term that spreads tokens over experts; 0: none."""
 
     def __post_init__(self):
-        for name in ("num_experts", "hidden_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        check_least(self, num_experts=1, hidden_dim=1, balance_weight=0)
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(
                 f"top_k={self.top_k} must lie between 1 and num_experts={self.num_experts}."
             )
         if self.shared_dim is not None and self.shared_dim < 1:
             raise ValueError(f"shared_dim={self.shared_dim} must be at least 1, or None for none.")
-        if not self.balance_weight >= 0:
-            raise ValueError(f"balance_weight={self.balance_weight} must be at least 0.")
 
 
 class RouterLoad(NamedTuple):
@@ -108,17 +106,7 @@ class Experts(nnx.Module):
         """
         check_rngs(rngs)
         init = nnx.initializers.normal(init_std)
-
-        def linear(outputs: int) -> nnx.Linear:
-            return nnx.Linear(
-                model_dim,
-                outputs,
-                use_bias=False,
-                dtype=dtype,
-                kernel_init=init,
-                rngs=rngs,
-                **declare_linear("embed"),
-            )
+        linear = functools.partial(linear_map, init_std=init_std, dtype=dtype, rngs=rngs)
 
         def kernels(*shape: int, axes: LogicalAxes) -> nnx.Param:
             return parameter(init(rngs.params(), shape), "matrix", axes)
@@ -126,7 +114,7 @@ class Experts(nnx.Module):
         experts, hidden = config.num_experts, config.hidden_dim
         self.config, self.dtype = config, dtype
         self.activation: Activation = activation
-        self.router = linear(experts)
+        self.router = linear(model_dim, experts)
         self.gate_up_kernel = kernels(
             experts, model_dim, 2 * hidden, axes=("experts", "embed", None)
         )
@@ -142,7 +130,7 @@ class Experts(nnx.Module):
                 rngs=rngs,
             )
         self.shared = shared
-        self.shared_gate = None if shared is None else linear(1)
+        self.shared_gate = None if shared is None else linear(model_dim, 1)
 
     def __call__(
         self, x: Float[Array, "batch length model"], *, partition: Partition | None = None
@@ -166,6 +154,7 @@ class Experts(nnx.Module):
             def of_device(x, probabilities, gate_up, down):
                 first = jax.lax.axis_index(HEADS) * gate_up.shape[0]
                 output, chosen = self._run(x, probabilities, gate_up, down, first=first)
+                # Each token's experts may lie on several devices; their outputs add up.
                 return jax.lax.psum(output, HEADS), chosen
 
             of_tokens = partition.tokens()
@@ -195,6 +184,7 @@ class Experts(nnx.Module):
     ) -> tuple[Float[Array, "batch length model"], Int[Array, "batch length places"]]:
         """The part of the output that the experts from number `first` on make; all chosen ones."""
         top_k, own = self.config.top_k, gate_up.shape[0]
+        # Every device finds all experts of its tokens, and works for those it holds.
         chosen_weight, chosen = jax.lax.top_k(probabilities, top_k)
         if self.config.renormalize:
             chosen_weight = chosen_weight / jnp.sum(chosen_weight, axis=-1, keepdims=True)
@@ -241,11 +231,13 @@ def _places(expert: Int[Array, " pairs"], number: int, *, of: int) -> _Places:
     size = 1
     while size < _LARGEST_BLOCK and size * number < of:
         size *= 2
+    # Enough for any distribution: each expert may leave one block partly empty.
     blocks = of // size + min(number, of)
     counts = jnp.zeros((number + 1,), jnp.int32).at[expert].add(1)
     needed = -(-counts // size)
     ends = jnp.cumsum(needed, dtype=jnp.int32)
     order = jnp.argsort(expert, stable=True)
+    # A pair's number among those of its expert, in the order of tokens.
     rank = (
         jnp.arange(of, dtype=jnp.int32)
         - (jnp.cumsum(counts, dtype=jnp.int32) - counts)[expert[order]]
@@ -267,4 +259,5 @@ def balance_loss(loads: dict[str, RouterLoad]) -> Float[Array, ""]:
       loads: by layer; at least one.
     """
     share, probability = (jnp.mean(jnp.stack(x), axis=0) for x in zip(*loads.values(), strict=True))
+    # The share is a count without a gradient; the probability carries it.
     return share.shape[0] * jnp.sum(jax.lax.stop_gradient(share) * probability)

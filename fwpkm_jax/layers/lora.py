@@ -13,6 +13,7 @@ from flax import nnx
 
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.layers.parameters import declaration_of, parameter
+from fwpkm_jax.literals import check_above_0, check_least
 
 FACTORS = ("lora_a", "lora_b")
 """Names of the factors' parameters, beside the map's `kernel`: `[in, rank]` and `[rank, out]`."""
@@ -50,10 +51,8 @@ class LoRAConfig:
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"maps: {pattern!r} is no pattern: {error}.") from error
-        if self.rank < 1:
-            raise ValueError(f"rank={self.rank} must be at least 1.")
-        if not self.alpha > 0:
-            raise ValueError(f"alpha={self.alpha} must be above 0.")
+        check_least(self, rank=1)
+        check_above_0(self, "alpha")
 
     @property
     def scale(self) -> float:
@@ -81,6 +80,7 @@ class LoRALinear(nnx.Linear):
         declared = declaration_of(linear.kernel)
         rows, columns = (None, None) if declared is None else declared.axes_of(linear.kernel.shape)
         self.lora_a = parameter(a, "matrix", (rows, None))
+        # With B = 0 the model computes what it did before.
         self.lora_b = parameter(jnp.zeros((config.rank, outputs)), "matrix", (None, columns))
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
@@ -127,6 +127,7 @@ def merged(named: Mapping[str, jax.Array], config: LoRAConfig) -> dict[str, jax.
     for name, b in named.items():
         if name.endswith(f"/{FACTORS[1]}"):
             path = name.removesuffix(FACTORS[1])
+            # In float32: a small update would be lost beside a bfloat16 kernel.
             kernel = jnp.asarray(plain[f"{path}kernel"], jnp.float32)
             plain[f"{path}kernel"] = kernel + config.scale * (named[path + FACTORS[0]] @ b)
     return plain

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from flax import nnx
@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.checks import check_rngs
-from fwpkm_jax.layers.parameters import declare_linear
+from fwpkm_jax.layers.parameters import linear_map
 
 HIDDEN = "mlp_hidden"
 """Name of both products of an MLP before its activation, for rematerialisation."""
@@ -58,12 +58,8 @@ class SwiGLU(nnx.Module):
         """
         check_rngs(rngs)
         self.activation: Activation = activation
-
-        def linear(inputs: int, outputs: int, *axes: str) -> nnx.Linear:
-            init = nnx.initializers.normal(init_std)
-            options = {"use_bias": bias, "dtype": dtype, "kernel_init": init, "rngs": rngs}
-            return nnx.Linear(inputs, outputs, **options, **declare_linear(*axes))
-
+        options: dict[str, Any] = {"init_std": init_std, "use_bias": bias, "dtype": dtype}
+        linear = partial(linear_map, **options, rngs=rngs)
         self.gate_proj = linear(model_dim, hidden_dim, "embed", "mlp")
         self.up_proj = linear(model_dim, hidden_dim, "embed", "mlp")
         self.down_proj = linear(hidden_dim, model_dim, "mlp", "embed")

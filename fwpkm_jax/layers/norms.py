@@ -1,6 +1,5 @@
 """Root-mean-square norms."""
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +11,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.numerics import rms_normalize
+from fwpkm_jax.core.platform import platform
 from fwpkm_jax.layers.parameters import parameter
-from pallas_kernels.add_rms_norm import add_rms_norm
-from pallas_kernels.mix_rms_norm import mix_rms_norm
 
 
 class RMSNorm(nnx.Module):
@@ -60,8 +58,9 @@ class RMSNorm(nnx.Module):
         For the arrays of one device, and a norm in the dtype of `x`.
         """
         assert self.dtype is None, "the kernel's results have one dtype"
-        scale = 1 + self.weight[...] if self.offset else self.weight[...]
-        return add_rms_norm(x, branch, scale, eps=self.eps)
+        from pallas_kernels.add_rms_norm import add_rms_norm  # Only a block adds here.
+
+        return add_rms_norm(x, branch, self.scale, eps=self.eps)
 
 
 def normed_maps(
@@ -83,13 +82,9 @@ def normed_maps(
       dtype: of the normed inputs; None: that of `x`.
     """
     dtype = x.dtype if dtype is None else dtype
-    if not _can_fold(maps):
-        return _written(x, maps, dtype)
-    return jax.lax.platform_dependent(
-        x,
-        cuda=functools.partial(folded_maps, maps=maps, dtype=dtype),
-        default=functools.partial(_written, maps=maps, dtype=dtype),
-    )
+    if _can_fold(maps):
+        return _folded(rms_normalize(x, eps=maps[0][0].eps).astype(dtype), maps)
+    return [linear(norm(x).astype(dtype)) for norm, linear in maps]
 
 
 def normed_mix_map(
@@ -117,42 +112,25 @@ def normed_mix_map(
       chunk_size: see there.
     """
     maps = [(norm, linear)]
+    if _can_fold(maps):
+        from pallas_kernels.mix_rms_norm import mix_rms_norm
 
-    def on_gpu(*arrays: Array) -> Array:
         how: Any = {"sequences": sequences, "chunk_size": chunk_size}
-        return _folded(mix_rms_norm(*arrays, eps=norm.eps, dtype=dtype, **how), maps)[0]
-
-    def written(x: Array, y: Array, gate: Array) -> Array:
-        gate = gate[..., None]
-        return _written(gate * x + (1.0 - gate) * y, maps, dtype)[0]
-
-    if not _can_fold(maps):
-        return written(x, y, gate)
-    return jax.lax.platform_dependent(x, y, gate, cuda=on_gpu, default=written)
+        return _folded(mix_rms_norm(x, y, gate, eps=norm.eps, dtype=dtype, **how), maps)[0]
+    gate = gate[..., None]
+    return linear(norm(gate * x + (1.0 - gate) * y).astype(dtype))
 
 
 def _can_fold(maps: Sequence[tuple[RMSNorm, nnx.Linear]]) -> bool:
-    """Whether the norms' factors can go into the kernels."""
-    return all(type(linear) is nnx.Linear for _, linear in maps)
-
-
-def _written(x: Array, maps: Sequence[tuple[RMSNorm, nnx.Linear]], dtype: DTypeLike) -> list[Array]:
-    return [linear(norm(x).astype(dtype)) for norm, linear in maps]
-
-
-def folded_maps(
-    x: Float[Array, "*dims dim"], *, maps: Sequence[tuple[RMSNorm, nnx.Linear]], dtype: DTypeLike
-) -> list[Array]:
-    """`normed_maps` as a GPU computes them."""
-    eps = maps[0][0].eps
-    assert all(norm.eps == eps for norm, _ in maps), "the maps share one normalised array"
-    return _folded(rms_normalize(x, eps=eps).astype(dtype), maps)
+    """Whether the norms' factors can go into the kernels, and the device gains by it."""
+    return platform() == "gpu" and all(type(linear) is nnx.Linear for _, linear in maps)
 
 
 def _folded(
     normalized: Float[Array, "*dims dim"], maps: Sequence[tuple[RMSNorm, nnx.Linear]]
 ) -> list[Array]:
     """The maps of an array that is normalised, but for the norms' factors."""
+    assert len({norm.eps for norm, _ in maps}) == 1, "the maps share one normalised array"
     linears: list[Any] = [linear for _, linear in maps]
     first = linears[0]
     kernels = [norm.scale[:, None] * linear.kernel[...] for norm, linear in maps]

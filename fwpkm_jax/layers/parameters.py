@@ -133,6 +133,32 @@ def declare_linear(inputs: str | None = None, outputs: str | None = None) -> dic
     }
 
 
+def linear_map(
+    inputs: int,
+    outputs: int,
+    rows: str | None = "embed",
+    columns: str | None = None,
+    *,
+    init_std: float,
+    rngs: nnx.Rngs,
+    **options: Any,
+) -> nnx.Linear:
+    """A linear map that says what it is; its kernel is normal, and it has no bias.
+
+    Args:
+      inputs: width of the input.
+      outputs: width of the output.
+      rows: what the kernel's rows are, see `LogicalAxes`.
+      columns: what its columns are.
+      init_std: standard deviation of the kernel.
+      rngs: the stream `params`.
+      options: of `nnx.Linear`, in place of these.
+    """
+    init = nnx.initializers.normal(init_std)
+    options = {"use_bias": False, "kernel_init": init, "rngs": rngs} | options
+    return nnx.Linear(inputs, outputs, **options, **declare_linear(rows, columns))
+
+
 def parameter(
     value: jax.Array, role: Role, axes: LogicalAxes | None = None, *, decay: bool | None = None
 ) -> nnx.Param:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from fwpkm_jax.core.chunks import merge_groups, split_groups
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.slots.options.devices import MemoryAxes
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.rules.base import AbstractRule
 
 MemoryLayout = Literal["independent", "columns", "slots"]
@@ -49,9 +49,7 @@ class MeshConfig:
 
     def __post_init__(self):
         check_literals(self)
-        for name in ("data", "fsdp", "model", "sequence"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        check_least(self, data=1, fsdp=1, model=1, sequence=1)
 
     @property
     def num_devices(self) -> int:
@@ -97,19 +95,19 @@ class Partition:
           axes: mesh axes of the dimensions after the length.
           also: mesh axes that split the tokens beside `sequence`.
         """
-        along = (*self._used(SEQUENCE), *also)
+        along = (*self.used(SEQUENCE), *also)
         return P(BATCH, along or None, *axes)
 
     @property
     def token_axes(self) -> tuple[str, ...]:
         """Mesh axes that split the tokens of a batch."""
-        return (*BATCH, *self._used(SEQUENCE))
+        return (*BATCH, *self.used(SEQUENCE))
 
     def by_sequence(self, x: jax.Array) -> jax.Array:
         """`x [batch, length, ...]`, split by sequences, and by tokens along the axis `sequence`."""
         return self.constrain(x, *self.tokens())
 
-    def deal(self, x: jax.Array, groups: int) -> jax.Array:
+    def interleave(self, x: jax.Array, groups: int) -> jax.Array:
         """`x [batch, ...]` in the order in which `split_groups` takes sequences.
 
         Devices that share several memories get an equal part of each one's sequences.
@@ -118,7 +116,7 @@ class Partition:
         return self.constrain(x, BATCH)
 
     def split_groups(self, x: jax.Array, groups: int) -> jax.Array:
-        """`[batch, ...]` from `deal` to `[groups, batch // groups, ...]`, without communication."""
+        """From `interleave` to `[groups, batch // groups, ...]`, without communication."""
         parts, memories, devices = self._grid(groups)
         return split_groups(_swap(x, parts, devices, memories), groups)
 
@@ -142,6 +140,7 @@ class Partition:
 
     def size(self, *axes: str) -> int:
         """Devices along these axes together."""
+        # An axis that the mesh does not have counts as one device.
         size = 1
         for axis in axes:
             size *= self.mesh.shape.get(axis, 1)
@@ -156,14 +155,6 @@ class Partition:
                 "mesh smaller there."
             )
 
-    def check_whole_sequences(self, what: str) -> None:
-        """Raises ValueError if devices hold parts of sequences, which `what` does not take."""
-        if self.size(SEQUENCE) > 1:
-            raise ValueError(
-                f"mesh.sequence={self.size(SEQUENCE)}: {what} takes no parts of sequences; set "
-                "mesh.sequence=1, or use other layers."
-            )
-
     @property
     def group_axes(self) -> tuple[str, ...]:
         """Mesh axes along which devices hold different memories."""
@@ -176,18 +167,13 @@ class Partition:
           learned: for the value table of slow weights, which the whole batch shares.
         """
         layout = "columns" if learned and self.memory == "independent" else self.memory
-        tokens = () if layout == "independent" else self._used("fsdp")
+        tokens = () if layout == "independent" else self.used("fsdp")
         if not learned:  # Devices with parts of the same sequences write the same memory.
-            tokens = (*tokens, *self._used(SEQUENCE))
-        parts = (*self._used(HEADS), *tokens)
+            tokens = (*tokens, *self.used(SEQUENCE))
+        parts = (*self.used(HEADS), *tokens)
         if layout == "slots":
             return MemoryAxes(tokens=tokens, slots=parts)
         return MemoryAxes(tokens=tokens, columns=parts)
-
-    def table_spec(self, *, learned: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Mesh axes of the slots and of the columns of a value table."""
-        axes = self.memory_axes(learned=learned)
-        return axes.slots, axes.columns
 
     def check_groups(self, groups: int, members: int) -> None:
         """Raises ValueError unless memories of `members` sequences each can be laid out."""
@@ -206,6 +192,7 @@ class Partition:
                 f"and with mesh.memory={self.memory} no memory is shared between them; make "
                 f"mesh.data a divisor of {groups} and put the other devices along mesh.fsdp."
             )
+        # Devices along fsdp share a memory, so each takes an equal part of its sequences.
         if self.memory != "independent":
             self.check_divides("Sequences per memory", members, "fsdp")
 
@@ -215,7 +202,7 @@ class Partition:
         Raises:
           ValueError: the rule's memory cannot be shared by devices as this mesh asks.
         """
-        if rule.splits:
+        if rule.supports_sharding:
             return self.memory_axes()
         if self.memory != "independent":
             raise ValueError(
@@ -229,15 +216,8 @@ class Partition:
         axes = self.axes_of(rule)
         return rule.memory_specs(memory, group_axes=self.group_axes, axes=axes)
 
-    def shortest(self, spec: P) -> P:
-        """A spec without mesh axes of size 1, as a compiled function's results have it.
-
-        Arrays that lie alike, but whose specs differ, are compiled for twice.
-        """
-        entries = [self._used(*((one,) if isinstance(one, str) else one or ())) for one in spec]
-        return P(*(axes[0] if len(axes) == 1 else axes or None for axes in entries))
-
-    def _used(self, *axes: str) -> tuple[str, ...]:
+    def used(self, *axes: str) -> tuple[str, ...]:
+        """Those of these mesh axes along which there is more than one device."""
         return tuple(axis for axis in axes if self.size(axis) > 1)
 
 

@@ -1,5 +1,6 @@
 """Product-key memory: a large table of slots, trained by the slow optimiser, in place of an MLP."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,9 +19,9 @@ from fwpkm_jax.core.slots.options.devices import (
     own_slots,
     own_tokens,
 )
-from fwpkm_jax.layers.parameters import declare, declare_linear, parameter
+from fwpkm_jax.layers.parameters import declare, linear_map, parameter
 from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_least, check_literals
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.slot_read import slot_read
@@ -65,10 +66,7 @@ class PKMConfig:
                 "query_norm=True and query_batch_norm=True: the queries have one norm; turn one of "
                 "them off."
             )
-        if self.num_heads < 1 or self.value_dim < 1:
-            raise ValueError(
-                f"num_heads={self.num_heads} and value_dim={self.value_dim} must be at least 1."
-            )
+        check_least(self, num_heads=1, value_dim=1)
 
 
 class QueryStatistics(NamedTuple):
@@ -122,6 +120,7 @@ class PKM(nnx.Module):
         shape = (heads, 2, config.num_subkeys, half)
         keys = jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound)
         self.keys = parameter(keys, "embedding")
+        # Normal with the inverse root of the width, as in the authors' code.
         table = jax.random.normal(rngs.params(), (config.num_subkeys**2, config.value_dim))
         self.values = parameter(table * config.value_dim**-0.5, "embedding", ("slots", "columns"))
         # These norms multiply by their weight directly; the decoder's norms multiply by 1 + weight.
@@ -139,14 +138,10 @@ class PKM(nnx.Module):
 
         self.query_mean = statistic(jnp.zeros(features))
         self.query_variance = statistic(jnp.ones(features))
+        options: dict[str, Any] = {"init_std": model_dim**-0.5, "use_bias": True, "dtype": dtype}
+        linear = functools.partial(linear_map, **options, rngs=rngs)
         xavier = nnx.initializers.xavier_uniform()
-        init = nnx.initializers.normal(model_dim**-0.5)
-
-        def linear(inputs: int, outputs: int, *axes: str, init: Any = init) -> nnx.Linear:
-            options = {"dtype": dtype, "kernel_init": init, "rngs": rngs}
-            return nnx.Linear(inputs, outputs, **options, **declare_linear(*axes))
-
-        self.query_proj = linear(model_dim, heads * config.key_dim, "embed", init=xavier)
+        self.query_proj = linear(model_dim, heads * config.key_dim, kernel_init=xavier)
         values, out_dim = config.value_dim, model_dim if out_dim is None else out_dim
         self.gate_proj = linear(model_dim, values, "embed", "mlp") if config.gated else None
         self.out_proj = linear(values, out_dim, "mlp", "embed")
@@ -175,6 +170,7 @@ class PKM(nnx.Module):
             sizes={"model": self.query_proj.in_features},
         )
         batch, length = x.shape[:2]
+        # Scores near each other would tie in bfloat16 and choose other slots.
         memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
         query = self.query_proj(x).astype(memory_dtype)
         statistics = None
@@ -191,7 +187,7 @@ class PKM(nnx.Module):
             by_token = partition.tokens()
             read, slot_ids = partition.run(
                 lambda query, keys, values: self._look_up(query, keys, values, axes),
-                in_specs=(by_token, P(), P(*partition.table_spec(learned=True))),
+                in_specs=(by_token, P(), P(axes.slots, axes.columns)),
                 out_specs=(partition.tokens(axes.target_columns), by_token),
             )(query, self.keys[...], self.values[...])
             read = partition.by_sequence(read)
@@ -214,6 +210,7 @@ class PKM(nnx.Module):
             tokens: Any = query.shape[0] * query.shape[1]
             if counted is not None:
                 tokens = jnp.sum(counted)
+            # As torch's running variance, which released weights hold.
             unbiased = variance * (tokens / jnp.maximum(tokens - 1, 1))
             statistics = jax.lax.stop_gradient(QueryStatistics(mean, unbiased))
         else:
@@ -245,6 +242,7 @@ class PKM(nnx.Module):
         )
         slot_ids = address.slot_ids.reshape(1, batch, length, -1)
         weights = weights.reshape(slot_ids.shape)
+        # Devices that share a table need the reads of all tokens, not only of their own.
         ids, weights = gather_tokens(slot_ids, axes), gather_tokens(weights, axes)
         if axes.slots:
             own = own_slots(ids, values.shape[0], axes)
@@ -257,6 +255,7 @@ class PKM(nnx.Module):
         ).output
         read = read.reshape(*ids.shape[:3], -1)
         if axes.slots:
+            # Each device read only its slots; the sum over devices is the whole read.
             read = own_tokens(jax.lax.psum(read, axes.slots), batch, axes)
         else:
             read = columns_for_tokens(read, axes)

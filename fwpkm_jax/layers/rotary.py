@@ -17,6 +17,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.numerics import compute_dtype
+from fwpkm_jax.literals import check_above_0, check_least
+
+
+class RotaryFrequencies(NamedTuple):
+    """Angle per token of each pair in radians, `[rotary_dim / 2]`; factor on cosine and sine."""
+
+    frequencies: np.ndarray
+    scale: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +50,34 @@ class YarnConfig:
     """Rounds the ends of the ramp outwards to whole pairs."""
 
     def __post_init__(self):
-        if self.factor < 1:
-            raise ValueError(f"factor={self.factor} would shorten the context; use 1 or more.")
-        if self.original_length < 1:
-            raise ValueError(f"original_length={self.original_length} is not positive.")
+        check_least(self, factor=1, original_length=1)  # A factor below 1 would shorten contexts.
         if not 0 < self.beta_slow < self.beta_fast:
             raise ValueError(
                 f"beta_slow={self.beta_slow} must be positive and below "
                 f"beta_fast={self.beta_fast}; the usual values are 1 and 32."
             )
-        if self.attention_factor is not None and not self.attention_factor > 0:
-            raise ValueError(
-                f"attention_factor={self.attention_factor} must be positive, or None for the usual."
-            )
+        check_above_0(self, "attention_factor")
+
+    def scaled(self, frequencies: np.ndarray, theta: float) -> RotaryFrequencies:
+        """The frequencies of the longer context; `theta` is their base."""
+        number = len(frequencies)
+
+        def pair_turning(times: float) -> float:
+            """The (fractional) pair that turns so many times over the original context."""
+            length = self.original_length / (2 * math.pi * times)
+            return number * math.log(length) / math.log(theta)
+
+        # Bounds are rounded outwards to whole pairs, then clipped, as in the published code.
+        start, end = pair_turning(self.beta_fast), pair_turning(self.beta_slow)
+        if self.truncate:
+            start, end = math.floor(start), math.ceil(end)
+        start, end = max(start, 0), min(end, 2 * number - 1)
+        pairs = np.arange(number, dtype=np.float64)
+        slow = np.clip((pairs - start) / max(end - start, 1e-3), 0, 1)
+        scale = self.attention_factor
+        if scale is None:
+            scale = 0.1 * math.log(self.factor) + 1
+        return RotaryFrequencies(frequencies * (1 - slow) + frequencies / self.factor * slow, scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,22 +97,20 @@ class Llama3Scaling:
     """Tokens of the original context."""
 
     def __post_init__(self):
-        if self.factor < 1:
-            raise ValueError(f"factor={self.factor} would shorten the context; use 1 or more.")
-        if self.original_length < 1:
-            raise ValueError(f"original_length={self.original_length} is not positive.")
+        check_least(self, factor=1, original_length=1)  # A factor below 1 would shorten contexts.
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
                 f"low_freq_factor={self.low_freq_factor} must be positive and below "
                 f"high_freq_factor={self.high_freq_factor}; the usual values are 1 and 4."
             )
 
-
-class RotaryFrequencies(NamedTuple):
-    """Angle per token of each pair in radians, `[rotary_dim / 2]`; factor on cosine and sine."""
-
-    frequencies: np.ndarray
-    scale: float
+    def scaled(self, frequencies: np.ndarray, theta: float) -> RotaryFrequencies:
+        """The frequencies of the longer context."""
+        del theta
+        turns = self.original_length * frequencies / (2 * math.pi)
+        low, high = self.low_freq_factor, self.high_freq_factor
+        fast = np.clip((turns - low) / (high - low), 0, 1)
+        return RotaryFrequencies(frequencies * (fast + (1 - fast) / self.factor), 1.0)
 
 
 def rotary_frequencies(
@@ -103,7 +124,7 @@ def rotary_frequencies(
     Args:
       rotary_dim: number of rotated dimensions; even.
       theta: base of the frequencies.
-      scaling: how positions are stretched to longer contexts; a number divides all frequencies.
+      scaling: for longer contexts; a number divides all frequencies.
 
     Raises:
       ValueError: `rotary_dim` is odd or not positive.
@@ -111,33 +132,11 @@ def rotary_frequencies(
     if rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(f"rotary_dim={rotary_dim} must be even and positive.")
     pairs = np.arange(rotary_dim // 2, dtype=np.float64)
+    # In float64 at trace time, rounded once where they are used.
     frequencies = theta ** (-2 * pairs / rotary_dim)
-    if scaling is None:
-        return RotaryFrequencies(frequencies, 1.0)
-    if isinstance(scaling, Llama3Scaling):
-        turns = scaling.original_length * frequencies / (2 * math.pi)
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        fast = np.clip((turns - low) / (high - low), 0, 1)
-        return RotaryFrequencies(frequencies * (fast + (1 - fast) / scaling.factor), 1.0)
-    if not isinstance(scaling, YarnConfig):
-        return RotaryFrequencies(frequencies / scaling, 1.0)
-    yarn = scaling
-
-    def pair_turning(times: float) -> float:
-        """The (fractional) pair that turns so many times over the original context."""
-        length = yarn.original_length / (2 * math.pi * times)
-        return rotary_dim * math.log(length) / (2 * math.log(theta))
-
-    # Bounds are rounded outwards to whole pairs, then clipped, as in the published code.
-    start, end = pair_turning(yarn.beta_fast), pair_turning(yarn.beta_slow)
-    if yarn.truncate:
-        start, end = math.floor(start), math.ceil(end)
-    start, end = max(start, 0), min(end, rotary_dim - 1)
-    stretched = np.clip((pairs - start) / max(end - start, 1e-3), 0, 1)
-    frequencies = frequencies * (1 - stretched) + frequencies / yarn.factor * stretched
-    if yarn.attention_factor is not None:
-        return RotaryFrequencies(frequencies, yarn.attention_factor)
-    return RotaryFrequencies(frequencies, 0.1 * math.log(yarn.factor) + 1)
+    if isinstance(scaling, YarnConfig | Llama3Scaling):
+        return scaling.scaled(frequencies, theta)
+    return RotaryFrequencies(frequencies / (scaling or 1.0), 1.0)
 
 
 def apply_rotary(
@@ -164,8 +163,10 @@ def apply_rotary(
         raise ValueError(f"{2 * half} dimensions turn, but the head has only {x.shape[-1]}.")
     dtype = compute_dtype(x.dtype)
     frequencies = jnp.asarray(rotary.frequencies, dtype)
+    # At least float32: bfloat16 lacks integers beyond 256, so that positions would coincide.
     angles = positions.astype(dtype)[:, :, None, None] * frequencies[None, None, None, :]
     cos, sin = jnp.cos(angles) * rotary.scale, jnp.sin(angles) * rotary.scale
     first, second = x[..., :half].astype(dtype), x[..., half : 2 * half].astype(dtype)
+    # Halves are pairs, as in GPT-NeoX and Llama of Hugging Face; not neighbours.
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return jnp.concatenate([turned.astype(x.dtype), x[..., 2 * half :]], axis=-1)

@@ -5,8 +5,9 @@ weights, tokens that wait to be written, caches, the next token's logits. It bel
 weights that wrote it; a file of others, or a damaged one, is refused.
 """
 
+from fwpkm_jax.memories.places import hold, is_name
 from fwpkm_jax.memories.saved import describe, describe_all, load, save, written_rows
-from fwpkm_jax.memories.store import Description, delete, fork, hold, is_name, names, restore
+from fwpkm_jax.memories.store import Description, delete, fork, names, restore
 
 __all__ = [
     "Description",

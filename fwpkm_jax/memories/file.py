@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fwpkm_jax.outside_files import OutsideFileError, parse_json, shown
-from fwpkm_jax.safetensors_file import SafetensorsFile, write_tensors
-from fwpkm_jax.whole_files import replacing
+from fwpkm_jax.io.atomic import replacing
+from fwpkm_jax.io.safetensors import SafetensorsFile, write_tensors
+from fwpkm_jax.io.untrusted import OutsideFileError, parse_json, shown
 
 FORMAT = "fwpkm_jax memory 1"
 SUFFIX = ".safetensors"
@@ -115,6 +115,7 @@ def _facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     )
     wrong = [
         *(name for name, is_right in _KINDS.items() if not is_right(facts.get(name))),
+        *(name for name in ("base", "note") if name not in facts),  # Either may be null.
         *(["checksum"] if not _CHECKSUM.fullmatch(metadata.get("checksum", "")) else []),
     ]
     if wrong:

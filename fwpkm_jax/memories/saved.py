@@ -12,16 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.generation.state import GenerationState, grow, init_generation
-from fwpkm_jax.memories import bucket, file, rows, store
+from fwpkm_jax.io.untrusted import OutsideFileError, shown
+from fwpkm_jax.io.untrusted import reading as parsing
+from fwpkm_jax.memories import file, rows, store
+from fwpkm_jax.memories.places import changing, path_of, reading
 from fwpkm_jax.memories.store import Description
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import StreamDocument
 from fwpkm_jax.models.sharding import beside
-from fwpkm_jax.outside_files import OutsideFileError, reading, shown
 from fwpkm_jax.overlays import to_private
+from fwpkm_jax.storage.addresses import address_of
 from fwpkm_jax.training.runs.run_directory import differences
 from fwpkm_jax.training.state import named_leaves
 
@@ -29,6 +31,10 @@ Keep = Literal["all", "memory"]
 """What is saved. all: everything, so that a conversation goes on as if it had never stopped.
 memory: fast weights and the tokens that wait to be written; the next conversation starts at
 position 0, with empty caches."""
+
+
+_MOST_READ = 2**30
+"""Tokens that a sequence may have read: positions are int32."""
 
 
 def save(
@@ -75,26 +81,20 @@ def save(
     """
     if keep not in get_args(Keep):
         raise ValueError(f"keep={keep!r} is none of {list(get_args(Keep))}.")
-    path = store.path_of(folder, name)
-    if scheme_of(folder) is not None:
-        with (
-            store.hold(folder, name) as held,
-            bucket.changed(folder, name, held.check) as here,
-        ):
-            return save(here, name, state, model=model, keep=keep, origin=origin, note=note)
+    path_of(folder, name)  # Refused before anything is computed.
     model_json, weights = to_json(model.config), fingerprint(model)
     num_read = np.asarray(state.num_read).tolist()
     state = to_private(state)
     arrays = _arrays(state if keep == "all" else _without_caches(state))
     _check_finite(name, arrays)
-    with store.hold(folder, name) as held, store.bases_locked(folder):
-        base, shared = None, {}
+    with changing(folder, name) as (here, held):
+        path, base, shared = path_of(here, name), None, {}
         if path.exists():
             old, _ = file.read_facts(path)
             _check_belongs(path, old, model_json, weights)
             base = store.base_of(old)
             try:
-                shared = {} if base is None else store.read_base(folder, base, path)
+                shared = {} if base is None else store.read_base(here, base, path)
             except ValueError:
                 base = None  # It is damaged; this memory is stored whole.
         stored = {key: rows.stored(key, x, shared.get(key)) for key, x in arrays.items()}
@@ -142,22 +142,18 @@ def load(
       >>> run = load_run("runs/books_tiny")  # doctest: +SKIP
       >>> state = memories.load("memories", "alice", run.model)  # doctest: +SKIP
     """
-    if scheme_of(folder) is not None:
-        with bucket.fetched(folder, name) as here:
-            return load(here, name, model, max_length=max_length)
-    path = store.existing(folder, name)
-    # The bases stay while they are read, even if the memory is saved again meanwhile.
-    with store.bases_locked(folder):
-        facts, arrays = store.read_arrays(folder, path)
-    _check_belongs(path, facts, to_json(model.config), fingerprint(model))
-    if facts["keep"] == "memory":
-        if max_length is None:
-            raise ValueError(
-                f"{path} was saved without caches (keep='memory'); pass max_length, the most "
-                "tokens that full attention keeps."
-            )
-        return _with_empty_caches(model, path, facts, arrays, max_length)
-    state = _filled(_template(model, path, facts, arrays), path, arrays)
+    with reading(folder, name) as here:
+        path = store.existing(here, name)
+        facts, arrays = store.read_arrays(here, path)
+        _check_belongs(path, facts, to_json(model.config), fingerprint(model))
+        if facts["keep"] == "memory":
+            if max_length is None:
+                raise ValueError(
+                    f"{path} was saved without caches (keep='memory'); pass max_length, the most "
+                    "tokens that full attention keeps."
+                )
+            return _with_empty_caches(model, path, facts, arrays, max_length)
+        state = _filled(_template(model, path, facts, arrays), path, arrays)
     state = beside(model.embedding, state)
     return state if max_length is None else grow(model, state, max_length=max_length)
 
@@ -179,10 +175,8 @@ def describe(folder: str | Path, name: str, *, forks: bool = True) -> Descriptio
       >>> memories.describe("memories", "alice").base  # doctest: +SKIP
       'start-600'
     """
-    if scheme_of(folder) is not None:
-        with bucket.described(folder, *([] if forks else [name])) as place:
-            return describe(place.folder, name, forks=forks)
-    return _described(folder, name, store.forks_of(folder, name) if forks else ())
+    with reading(folder, headers=None if forks else [name]) as here:
+        return _described(here, name, store.forks_of(here, name) if forks else ())
 
 
 def describe_all(folder: str | Path) -> dict[str, Description | str]:
@@ -193,24 +187,19 @@ def describe_all(folder: str | Path) -> dict[str, Description | str]:
       >>> memories.describe_all("memories")
       {}
     """
-    if scheme_of(folder) is not None:
-        with bucket.described(folder) as place:
-            return {
-                name: place.said(one) if isinstance(one, str) else one
-                for name, one in describe_all(place.folder).items()
-            }
     found: dict[str, Description | str] = {}
-    for name in store.names(folder):
-        try:
-            found[name] = _described(folder, name, ())
-        except ValueError as error:
-            found[name] = str(error)
-        except FileNotFoundError:
-            continue  # Deleted meanwhile.
     forks: dict[str | None, list[str]] = {}
-    for name, one in found.items():
-        if isinstance(one, Description) and one.base != name:
-            forks.setdefault(one.base, []).append(name)
+    with reading(folder, headers=None) as here:
+        for name in store.names(here):
+            try:
+                found[name] = one = _described(here, name, ())
+            except ValueError as error:
+                found[name] = str(error).replace(str(here), address_of(folder))
+            except FileNotFoundError:
+                continue  # Deleted meanwhile.
+            else:
+                if one.base != name:
+                    forks.setdefault(one.base, []).append(name)
     return {
         name: one if isinstance(one, str) else one._replace(forks=tuple(forks.get(name, ())))
         for name, one in found.items()
@@ -239,24 +228,21 @@ def written_rows(
       >>> memories.written_rows("memories", "alice", state)["layer_1/values"]  # doctest: +SKIP
       (37, 262144)
     """
-    if scheme_of(folder) is not None:
-        with bucket.fetched(folder, name) as here:
-            return written_rows(here, name, state)
-    path = store.existing(folder, name)
-    with store.bases_locked(folder):
-        _, saved = store.read_arrays(folder, path)
-    found = {}
-    for key, x in _arrays(state.stream.memory).items():
-        old = saved.get(f"stream/memory/{key}")
-        if old is None or (old.shape, old.dtype) != (x.shape, x.dtype):
-            raise ValueError(
-                f"{path} has no {key} of {x.dtype}{list(x.shape)}; pass its own state."
-            )
-        found[key] = len(rows.changed_rows(x, old)), rows.num_rows(x.shape)
-    return found
+    with reading(folder, name) as here:
+        path = store.existing(here, name)
+        _, saved = store.read_arrays(here, path)
+        found = {}
+        for key, x in _arrays(state.stream.memory).items():
+            old = saved.get(f"stream/memory/{key}")
+            if old is None or (old.shape, old.dtype) != (x.shape, x.dtype):
+                raise ValueError(
+                    f"{path} has no {key} of {x.dtype}{list(x.shape)}; pass its own state."
+                )
+            found[key] = len(rows.changed_rows(x, old)), rows.num_rows(x.shape)
+        return found
 
 
-def _described(folder: str | Path, name: str, forks: tuple[str, ...]) -> Description:
+def _described(folder: Path, name: str, forks: tuple[str, ...]) -> Description:
     path = store.existing(folder, name)
     facts, _ = file.read_facts(path)
     base = store.base_of(facts)
@@ -264,7 +250,7 @@ def _described(folder: str | Path, name: str, forks: tuple[str, ...]) -> Descrip
         name=name,
         saved=facts["saved"],
         origin=facts["origin"],
-        note=facts.get("note"),  # Files of earlier versions have none.
+        note=facts["note"],
         keep=facts["keep"],
         num_read=tuple(facts["num_read"]),
         base=None if base is None else base["name"],
@@ -283,8 +269,7 @@ def fingerprint(model: LanguageModel) -> str:
 
 
 def _arrays(tree: Any) -> dict[str, np.ndarray]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {_name(path): np.asarray(leaf) for path, leaf in leaves}
+    return {name: np.asarray(leaf) for name, leaf in _named(tree).items()}
 
 
 def _name(path: Any) -> str:
@@ -300,26 +285,48 @@ def _without_caches(state: GenerationState) -> Any:
 def _template(
     model: LanguageModel, path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> Any:
-    """A state of the same structure and dtypes; its sizes may differ."""
-    with reading(path, problem="is damaged", otherwise="delete it, or put back a copy"):
+    """A state of the structure, shapes and dtypes that a file's arrays must have.
+
+    What they may choose is the number of sequences and of memories, and the length of caches.
+    """
+    with parsing(path, problem="is damaged", otherwise="delete it, or put back a copy"):
         batch = len(arrays["num_drawn"])
-
-    def start() -> GenerationState:
-        state = init_generation(
-            model, model.init_memory(jax.random.key(0)), batch=batch, max_length=1
+        groups = max(
+            [1, *(len(x) for name, x in arrays.items() if name.startswith("stream/memory/"))]
         )
-        if not facts["documents"]:
-            return state
-        number = jnp.zeros((batch,), jnp.int32)
-        return state._replace(stream=state.stream._replace(document=StreamDocument(number, number)))
 
-    return jax.eval_shape(start)
+        def start(max_length: int) -> GenerationState:
+            memory = model.init_memory(jax.random.key(0), groups=groups)
+            state = init_generation(model, memory, batch=batch, max_length=max_length)
+            if not facts["documents"]:
+                return state
+            number = jnp.zeros((batch,), jnp.int32)
+            return state._replace(
+                stream=state.stream._replace(document=StreamDocument(number, number))
+            )
+
+        def shapes(max_length: int) -> Any:
+            return jax.eval_shape(lambda: start(max_length))
+
+        short, longer = (_named(shapes(length)) for length in (1, 2))
+        lengths = [
+            has
+            for name, x in arrays.items()
+            if name in short and x.ndim == len(short[name].shape)
+            for has, one, two in zip(x.shape, short[name].shape, longer[name].shape, strict=True)
+            if one != two
+        ]
+        return shapes(max([1, *lengths]))
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {_name(path): leaf for path, leaf in leaves}
 
 
 def _filled(template: Any, path: Path, arrays: Mapping[str, np.ndarray]) -> Any:
     """The template with a file's arrays; each gets memory of its own, so that it can be donated."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(template)
-    expected = {_name(key): leaf for key, leaf in leaves}
+    expected = _named(template)
     lost = [name for name in expected if name not in arrays]
     other = [name for name in arrays if name not in expected]
     if lost or other:
@@ -329,15 +336,18 @@ def _filled(template: Any, path: Path, arrays: Mapping[str, np.ndarray]) -> Any:
         raise OutsideFileError(path, problem, otherwise="delete it, or use that version")
     for name, leaf in expected.items():
         found = arrays[name]
-        # The first axis is that of memories, of which there may be others, and caches grow.
-        same = found.shape[1:] == leaf.shape[1:] or not name.startswith("stream/memory/")
-        if (found.dtype, found.ndim) != (leaf.dtype, leaf.ndim) or not same:
+        if (found.dtype, found.shape) != (leaf.dtype, leaf.shape):
             problem = (
-                f"is {found.dtype}{list(found.shape)}, and this version's is {leaf.dtype} with "
-                f"{leaf.ndim} axes, one memory's {list(leaf.shape[1:])}"
+                f"is {found.dtype}{list(found.shape)}, and this version's is {leaf.dtype}"
+                f"{list(leaf.shape)}"
             )
             raise OutsideFileError(path, problem, name, "delete it, or use that version")
-    return jax.tree.unflatten(structure, [jnp.array(arrays[name]) for name in expected])
+    read = arrays.get("num_read", np.zeros(1))
+    if not np.all((read >= 0) & (read < _MOST_READ)):
+        raise OutsideFileError(path, "is out of range", "num_read", "delete it, or put back a copy")
+    return jax.tree.unflatten(
+        jax.tree.structure(template), [jnp.array(arrays[name]) for name in expected]
+    )
 
 
 def _with_empty_caches(

@@ -1,41 +1,37 @@
-"""A folder of memories by name, and what they share; it may lie in a bucket, see `bucket`.
+"""A folder of memories by name, and what they share.
 
 `NAME.safetensors` is a memory. A fork stores the checksum of its base and what differs from it; the
-base is kept as `bases/CHECKSUM.safetensors`, a second name of the file that was forked. Bases never
-change. One that no memory needs any more goes when a memory is deleted.
+base is kept as `bases/CHECKSUM.safetensors`, a second name of the file that was forked, or a copy
+where the file system has no second names. Bases never change. One that no memory needs any more
+goes when a memory is deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
-import threading
+import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fwpkm_jax.addresses import scheme_of
+from fwpkm_jax.io.untrusted import OutsideFileError, shown
+from fwpkm_jax.io.untrusted import reading as parsing
 from fwpkm_jax.literals import some
-from fwpkm_jax.memories import bucket, file, rows
-from fwpkm_jax.outside_files import OutsideFileError, reading, shown
-from fwpkm_jax.training.runs.lock import RunLock
-from fwpkm_jax.training.runs.store_lock import StoreLock
-from fwpkm_jax.whole_files import open_own, own_folder, remove_unfinished
+from fwpkm_jax.memories import file, rows
+from fwpkm_jax.memories.places import base_path, changing, is_name, path_of, reading
+from fwpkm_jax.storage.lock import Lock
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 _OURS = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}\.tmp")
 """Names of bases, and of what a killed process leaves while it makes one."""
 _MOST_BASES = 1000
-
-_held: dict[Path, tuple[int, RunLock | StoreLock]] = {}
-"""Locks of this process, and the thread that holds each."""
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL)
+"""How file systems say that a file can have no second name."""
 
 
 class Description(NamedTuple):
@@ -74,35 +70,11 @@ def names(folder: str | Path) -> tuple[str, ...]:
       >>> memories.names("memories")
       ()
     """
-    if scheme_of(folder) is not None:
-        with bucket.fetched(folder) as here:
-            return names(here)
-    folder = Path(folder)
-    if not folder.is_dir():
-        return ()
-    ending = file.SUFFIX
-    files = (path for path in folder.glob(f"*{ending}") if not path.is_dir())
-    found = (path.name.removesuffix(ending) for path in files)
-    return tuple(sorted(name for name in found if is_name(name)))
-
-
-def is_name(name: str) -> bool:
-    """Whether a memory can have this name."""
-    return _NAME.fullmatch(name) is not None
-
-
-def path_of(folder: str | Path, name: str) -> Path:
-    """The file of a memory.
-
-    Raises:
-      ValueError: this cannot be the name of one.
-    """
-    if not is_name(name):
-        raise ValueError(
-            f"name={name!r} must be 1 to 100 ASCII letters, digits and . _ @ + -, and begin with a "
-            "letter or digit."
-        )
-    return Path(folder) / f"{name}{file.SUFFIX}"
+    with reading(folder) as here:
+        ending = file.SUFFIX
+        files = (path for path in here.glob(f"*{ending}") if not path.is_dir())
+        found = (path.name.removesuffix(ending) for path in files)
+        return tuple(sorted(name for name in found if is_name(name)))
 
 
 def existing(folder: str | Path, name: str) -> Path:
@@ -119,57 +91,6 @@ def existing(folder: str | Path, name: str) -> Path:
         there = some(names(folder), like=name) or "no memory"
         raise FileNotFoundError(f"There is no memory {name!r} in {folder}, but {there}.")
     return path
-
-
-@contextlib.contextmanager
-def hold(folder: str | Path, name: str) -> Iterator[RunLock | StoreLock]:
-    """While the context lasts, no other process or thread can change a memory.
-
-    Hold it from loading to saving, so that of two conversations with one memory none is lost.
-    `save`, `restore` and `delete` hold it themselves. In a bucket, what was read lies in the
-    system's place for temporary files (`TMPDIR`) until the context ends.
-
-    Raises:
-      RunInUseError: another one holds it; the message names its process.
-
-    Example:
-      >>> from fwpkm_jax import memories
-      >>> with memories.hold("memories", "alice"):
-      ...     pass  # load, read, save
-    """
-    path = path_of(folder, name).absolute()
-    thread, lock = _held.get(path, (None, None))
-    if lock is not None and thread == threading.get_ident():
-        yield lock
-        return
-    with contextlib.ExitStack() as place:
-        if scheme_of(folder) is not None:
-            place.enter_context(bucket.opened(folder))
-            lock = bucket.lock(folder, name)
-        else:
-            lock = _lock(folder, path, name)
-        _held[path] = threading.get_ident(), lock
-        try:
-            yield lock
-        finally:
-            del _held[path]
-            lock.release()
-
-
-def _lock(folder: str | Path, path: Path, name: str) -> RunLock:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"The folder of memories cannot be made ({error.strerror})"
-        raise OSError(error.errno, reason, str(folder)) from error
-    lock = RunLock(
-        path.parent,
-        name=f"{name}.lock",
-        thing=f"The memory {name!r} in {folder}",
-        otherwise="choose another name",
-    )
-    remove_unfinished(path)
-    return lock
 
 
 def fork(folder: str | Path, name: str, new: str) -> None:
@@ -190,15 +111,12 @@ def fork(folder: str | Path, name: str, new: str) -> None:
       >>> from fwpkm_jax import memories
       >>> memories.fork("memories", "alice", "bob")  # doctest: +SKIP
     """
-    with hold(folder, new) as held:
-        if scheme_of(folder) is not None:
-            with bucket.changed(folder, new, held.check, source=name) as here:
-                return fork(here, name, new)
-        if path_of(folder, new).exists():
+    with changing(folder, new, source=name) as (here, held):
+        if path_of(here, new).exists():
             raise ValueError(
-                f"The memory {new!r} exists in {folder}; delete it first, or choose another name."
+                f"The memory {new!r} exists in {here}; delete it first, or choose another name."
             )
-        _fork(folder, name, new, held)
+        _fork(here, name, new, held)
 
 
 def restore(folder: str | Path, name: str, point: str) -> None:
@@ -216,11 +134,8 @@ def restore(folder: str | Path, name: str, point: str) -> None:
     """
     if name == point:
         raise ValueError(f"point={point!r} is the memory itself; name a fork of it.")
-    with hold(folder, name) as held:
-        if scheme_of(folder) is not None:
-            with bucket.changed(folder, name, held.check, source=point) as here:
-                return restore(here, name, point)
-        _fork(folder, point, name, held)
+    with changing(folder, name, source=point) as (here, held):
+        _fork(here, point, name, held)
 
 
 def delete(folder: str | Path, name: str, *, keep_forks: bool = False) -> None:
@@ -240,16 +155,11 @@ def delete(folder: str | Path, name: str, *, keep_forks: bool = False) -> None:
       >>> from fwpkm_jax import memories
       >>> memories.delete("memories", "alice")  # doctest: +SKIP
     """
-    if scheme_of(folder) is not None:
-        path_of(folder, name)
-        with (
-            hold(folder, name) as held,
-            bucket.changed(folder, name, held.check, headers=True) as here,
-        ):
-            return delete(here, name, keep_forks=keep_forks)
-    path = existing(folder, name)
-    with hold(folder, name) as held, bases_locked(folder, exclusive=True):
-        forks = forks_of(folder, name)
+    with reading(folder) as here:
+        existing(here, name)  # Before a folder or a lock is made for it.
+    with changing(folder, name, removes_bases=True) as (here, held):
+        path = existing(here, name)
+        forks = forks_of(here, name)
         if forks and not keep_forks:
             raise ValueError(
                 f"The memory {name!r} is the base of {some(forks)}, which share its contents; "
@@ -257,7 +167,7 @@ def delete(folder: str | Path, name: str, *, keep_forks: bool = False) -> None:
             )
         held.check()
         path.unlink()
-        _remove_unused(Path(folder))
+        _remove_unused(here)
 
 
 def forks_of(folder: str | Path, name: str) -> tuple[str, ...]:
@@ -279,12 +189,19 @@ def base_of(facts: dict[str, Any]) -> dict[str, str] | None:
 def read_arrays(folder: str | Path, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Facts and arrays of a memory's file, with what its bases hold.
 
+    Another session may replace the memory meanwhile, and remove its bases; then it is read again.
+
     Raises:
       ValueError: the file or a base is damaged or missing.
     """
     facts, own = file.read(path)
     base = base_of(facts)
-    shared = {} if base is None else read_base(folder, base, path)
+    try:
+        shared = {} if base is None else read_base(folder, base, path)
+    except (OutsideFileError, FileNotFoundError):
+        if file.read_facts(path)[0] == facts:
+            raise
+        return read_arrays(folder, path)
     return facts, _put_together(path, facts, own, shared)
 
 
@@ -320,60 +237,44 @@ def _put_together(
 ) -> dict[str, np.ndarray]:
     """A memory's arrays, from what its file holds and its base's arrays."""
     problem = "is damaged: its arrays do not fit those of its base"
-    with reading(path, problem=problem, otherwise="delete it, or put back a copy"):
+    with parsing(path, problem=problem, otherwise="delete it, or put back a copy"):
         return {
             name: rows.put_together(name, part, own, shared.get(name))
             for name, part in facts["parts"].items()
         }
 
 
-def base_path(folder: str | Path, checksum: str) -> Path:
-    """The file of a base."""
-    return Path(folder) / "bases" / f"{checksum}{file.SUFFIX}"
-
-
-@contextlib.contextmanager
-def bases_locked(folder: str | Path, *, exclusive: bool = False) -> Iterator[None]:
-    """While the context lasts, no base is removed; `exclusive`: nor does any get a new fork.
-
-    It waits for other processes, which need it for moments. The system ends the lock with its
-    process. On a file system without locks it does nothing.
-    """
-    try:
-        bases = own_folder(Path(folder) / "bases")
-        number = open_own(bases / "lock", os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        if exclusive or error.errno not in (errno.EROFS, errno.EACCES):
-            raise
-        yield  # Whoever may only read it removes no base.
-        return
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(number)
-
-
-def _fork(folder: str | Path, name: str, new: str, held: RunLock | StoreLock) -> None:
+def _fork(folder: str | Path, name: str, new: str, held: Lock) -> None:
     """Writes the memory `new`, which is held, with the contents of `name`."""
     source, target = existing(folder, name), path_of(folder, new)
-    with bases_locked(folder):
-        # Linked first, so that it is one file even if `name` is saved again meanwhile.
-        link = base_path(folder, f"{secrets.token_hex(8)}.tmp")
+    # Linked first, so that it is one file even if `name` is saved again meanwhile.
+    link = base_path(folder, f"{secrets.token_hex(8)}.tmp")
+    try:
+        _second_name(source, link)
+        facts, checksum = file.read_facts(link)
+        if all(part == "same" for part in facts["parts"].values()):
+            base = base_of(facts) and {**facts["base"], "name": name}
+        else:
+            base = {"name": name, "checksum": checksum}
+            link.replace(base_path(folder, checksum))
+        facts |= {"base": base, "saved": now(), "parts": dict.fromkeys(facts["parts"], "same")}
+        facts |= {"rows": {key: [0, total] for key, (_, total) in facts["rows"].items()}}
+        file.write(target, {}, facts, check=held.check)
+    finally:
+        link.unlink(missing_ok=True)
+
+
+def _second_name(source: Path, link: Path) -> None:
+    """Gives a file a second name; where the file system has none, such as a bucket's, a copy."""
+    try:
         os.link(source, link)
-        try:
-            facts, checksum = file.read_facts(link)
-            if all(part == "same" for part in facts["parts"].values()):
-                base = base_of(facts) and {**facts["base"], "name": name}
-            else:
-                base = {"name": name, "checksum": checksum}
-                link.replace(base_path(folder, checksum))
-            facts |= {"base": base, "saved": now(), "parts": dict.fromkeys(facts["parts"], "same")}
-            facts |= {"rows": {key: [0, total] for key, (_, total) in facts["rows"].items()}}
-            file.write(target, {}, facts, check=held.check)
-        finally:
-            link.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with source.open("rb") as old, link.open("xb") as new:
+            shutil.copyfileobj(old, new)
+            new.flush()
+            os.fsync(new.fileno())
 
 
 def _remove_unused(folder: Path) -> None:

@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.chunks import Memory
-from fwpkm_jax.core.streams.queue import ChunkSize, Pending, clear
+from fwpkm_jax.core.streams.pending import ChunkSize, Pending
+from fwpkm_jax.core.streams.queue import clear
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.experts import Experts, RouterLoad
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightInfo
@@ -86,11 +87,11 @@ class BlockOutput(NamedTuple):
     """
 
     x: Float[Array, "batch length model"]
-    memory: Memory | None
-    info: FastWeightInfo | None
-    pkm_slot_ids: Int[Array, "batch length places"] | None
-    pkm_statistics: QueryStatistics | None
-    router_load: RouterLoad | None
+    memory: Memory | None = None
+    info: FastWeightInfo | None = None
+    pkm_slot_ids: Int[Array, "batch length places"] | None = None
+    pkm_statistics: QueryStatistics | None = None
+    router_load: RouterLoad | None = None
 
 
 class Block(nnx.Module):
@@ -155,8 +156,8 @@ class Block(nnx.Module):
             )
             x = x + y
         rest = functools.partial(self._mix_and_feed_forward, context=context)
-        x, _, facts = rematerialised(rest, context.remat)(x)
-        return BlockOutput(x, memory, info, facts.slot_ids, facts.statistics, facts.router_load)
+        out, _ = rematerialised(rest, context.remat)(x)
+        return out._replace(memory=memory, info=info)
 
     def stream(
         self,
@@ -193,8 +194,8 @@ class Block(nnx.Module):
                 partition=context.partition,
             )
             x = x + y
-        x, cache, _ = self._mix_and_feed_forward(x, state.cache, context=context)
-        return x, memory, BlockStream(cache, pending), info
+        out, cache = self._mix_and_feed_forward(x, state.cache, context=context)
+        return out.x, memory, BlockStream(cache, pending), info
 
     def init_stream(
         self, batch: int, groups: int, *, max_length: int, max_chunk_size: int, dtype: Any
@@ -218,8 +219,8 @@ class Block(nnx.Module):
 
     def _mix_and_feed_forward(
         self, x: jax.Array, cache: Any = None, *, context: ForwardContext
-    ) -> tuple[jax.Array, Any, "_FeedForwardFacts"]:
-        """The residual stream after both branches, and the mixer's cache."""
+    ) -> tuple[BlockOutput, Any]:
+        """The layer's output after the memory, and the mixer's cache."""
         partition, mixer, feed_forward = context.partition, self.mixer, self.feed_forward
         if partition is not None:
             # Gathered here, so that `jax.checkpoint` does not keep the gathered copies.
@@ -237,7 +238,7 @@ class Block(nnx.Module):
         if partition is not None:
             x, mixed = partition.by_sequence(x + mixed), None
         x, normed = self._sum_and_norm(self.feed_forward_norm, x, mixed, fused)
-        facts = _FeedForwardFacts()
+        facts: dict[str, Any] = {}
         if isinstance(feed_forward, PKM):
             out = feed_forward(
                 normed,
@@ -245,19 +246,20 @@ class Block(nnx.Module):
                 partition=partition,
                 batch_statistics=context.batch_statistics,
             )
-            y, facts = out.output, _FeedForwardFacts(out.slot_ids, out.statistics)
+            y, facts = out.output, {"pkm_slot_ids": out.slot_ids, "pkm_statistics": out.statistics}
         elif isinstance(feed_forward, Experts):
-            y, load = feed_forward(normed, partition=partition)
-            facts = _FeedForwardFacts(router_load=load)
+            y, facts["router_load"] = feed_forward(normed, partition=partition)
         else:
             y = feed_forward(normed)
         x = x + self._output_normed(y, self.feed_forward_norm, self.feed_forward_output_norm)
-        return x if partition is None else partition.by_sequence(x), cache, facts
+        x = x if partition is None else partition.by_sequence(x)
+        return BlockOutput(x, **facts), cache
 
     def _sum_and_norm(
         self, norm: RMSNorm, x: jax.Array, branch: jax.Array | None, fused: bool
     ) -> tuple[jax.Array, jax.Array]:
         """The residual stream with a branch added, and what the next sub-layer reads of it."""
+        # With normed outputs the sub-layers read the stream itself.
         post_norm = self.norms == "outputs"
         if fused and not post_norm:
             return norm.after_sum(x, branch)
@@ -269,11 +271,3 @@ class Block(nnx.Module):
         if output_norm is not None:
             return output_norm(y)
         return norm(y) if self.norms == "outputs" else y
-
-
-class _FeedForwardFacts(NamedTuple):
-    """The fields of `BlockOutput` that come from the MLP, PKM or experts."""
-
-    slot_ids: jax.Array | None = None
-    statistics: QueryStatistics | None = None
-    router_load: RouterLoad | None = None

@@ -13,13 +13,13 @@ from fwpkm_jax.layers.mixers import (
     GatedDeltaNetConfig,
     LaCTConfig,
     MatrixMemoryConfig,
-    OwnMemory,
+    MixerMemory,
     TitansConfig,
 )
 from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_config, mixer_module
 from fwpkm_jax.layers.mlp import Activation
 from fwpkm_jax.layers.pkm import PKMConfig
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 
 Mixer = str | AbstractMixerConfig
 """A mixer's configuration, or its registered name; then `ModelConfig` has the settings."""
@@ -138,16 +138,10 @@ class ModelConfig:
                 f"head_init_std={self.head_init_std} has no effect with tie_embeddings=True; "
                 "set one of them."
             )
-        for name in ("vocab_size", "model_dim", "mlp_dim", "window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        for name in ("norm_eps", "init_std", "embedding_scale"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0.")
-        for name in ("head_init_std", "branch_init_scale"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name}={value} must be at least 0.")
+        check_least(self, vocab_size=1, model_dim=1, mlp_dim=1, window=1, branch_init_scale=0)
+        check_above_0(self, "norm_eps", "init_std", "embedding_scale")
+        if self.head_init_std is not None:
+            check_least(self, head_init_std=0)
 
     def norms_of(self, layer: int) -> Norms:
         """What a layer normalises."""
@@ -178,10 +172,10 @@ class ModelConfig:
         return tuple(configs)
 
 
-def own_memory(config: ModelConfig) -> OwnMemory | None:
-    """The `own_memory` of the first mixer that has one, or None.
+def mixer_memory(config: ModelConfig) -> MixerMemory | None:
+    """The `mixer_memory` of the first mixer that has one, or None.
 
     Such a memory has its own chunk size and starts again with each sequence.
     """
-    found = (mixer.own_memory for mixer in config.mixer_configs)
+    found = (mixer.mixer_memory for mixer in config.mixer_configs)
     return next((memory for memory in found if memory is not None), None)

@@ -11,9 +11,9 @@ from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.checks import check_arrays, check_key, check_rngs
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.documents import Documents
-from fwpkm_jax.core.streams.queue import ChunkSize
+from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
-from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer
+from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeightStream
 from fwpkm_jax.layers.lora import add_low_rank
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.parameters import LogicalAxes, parameter
@@ -101,6 +101,7 @@ class LanguageModel(nnx.Module):
         )
         if config.parameter_dtype != "float32":
             store_matrices(self, jnp.dtype(config.parameter_dtype))
+        # Last, so that the update's factors are not cast with the matrices.
         if config.lora is not None:
             add_low_rank(self, config.lora, rngs=rngs)
 
@@ -184,7 +185,7 @@ class LanguageModel(nnx.Module):
           remat: which activations the backward pass recomputes, see `models.remat.Remat`; changes
             time and memory, and results only by rounding.
           partition: of the work over devices, by sequences and heads; None: one device. With it,
-            pass sequences in the order of `Partition.deal`. Padding at the
+            pass sequences in the order of `Partition.interleave`. Padding at the
             end of rows costs less as `segment_ids` of 0 than in `mask`.
           batch_statistics: True: batch norms use the statistics of this batch, as in training, and
             return them. False: they use the running statistics.
@@ -207,36 +208,45 @@ class LanguageModel(nnx.Module):
             remat=remat,
             batch_statistics=batch_statistics,
         )
-        x = self._embed(tokens, partition)
-        written, info, pkm_slot_ids = dict(memory), {}, {}
-        pkm_statistics, router_loads = {}, {}
+        x, outputs = self._embed(tokens, partition), {}
         for name, block in zip(self.layer_names, self.blocks, strict=True):
             with jax.named_scope(name):  # Profiles and compiled programs name the layer.
-                out = block(x, memory.get(name), context)
-            x = out.x
-            if out.info is not None:
-                written[name], info[name] = out.memory, out.info
-            if out.pkm_slot_ids is not None:
-                pkm_slot_ids[name] = out.pkm_slot_ids
-            if out.pkm_statistics is not None:
-                pkm_statistics[name] = out.pkm_statistics
-            if out.router_load is not None:
-                router_loads[name] = out.router_load
-        x, bias = self.final_norm(x), None
-        if self.fast_weight_layer is not None:
-            (y, bias), _ = read_head(
-                self.fast_weight_layer,
-                x,
-                tokens,
-                self.readout(),
-                None,
-                mask=mask,
-                starts=starts,
-                write=write,
-                partition=partition,
-            )
-            x = y.astype(x.dtype)
-        return Hidden(x, written, info, pkm_slot_ids, bias, pkm_statistics, router_loads)
+                outputs[name] = block(x, memory.get(name), context)
+            x = outputs[name].x
+
+        def of_layers(field: str) -> dict[str, Any]:
+            found = {name: getattr(output, field) for name, output in outputs.items()}
+            return {name: value for name, value in found.items() if value is not None}
+
+        x, bias, _ = self._before_head(x, tokens, None, context)
+        return Hidden(
+            x,
+            memory=memory | of_layers("memory"),
+            info=of_layers("info"),
+            pkm_slot_ids=of_layers("pkm_slot_ids"),
+            token_bias=bias,
+            pkm_statistics=of_layers("pkm_statistics"),
+            router_loads=of_layers("router_load"),
+        )
+
+    def _before_head(
+        self,
+        x: Float[Array, "batch length model"],
+        tokens: Int[Array, "batch length"],
+        state: FastWeightStream | None,
+        context: ForwardContext,
+    ) -> tuple[jax.Array, jax.Array | None, FastWeightStream | None]:
+        """What the head reads, its bias per token, and the Fast Weight Layer's new state."""
+        x = self.final_norm(x)
+        if self.fast_weight_layer is None:
+            return x, None, state
+        options = {"mask": context.mask, "starts": context.starts, "write": context.write}
+        (y, bias), state = read_head(
+            *(self.fast_weight_layer, x, tokens, self.readout(), state),
+            partition=context.partition,
+            **options,
+        )
+        return y.astype(x.dtype), bias, state
 
     def readout(self) -> tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]:
         """The linear map from the final norm to logits, and its bias if it has one."""
@@ -369,21 +379,9 @@ class LanguageModel(nnx.Module):
             )
             if facts is not None:
                 memory[name], info[name] = after, facts
-        x, head, bias = self.final_norm(x), stream.head, None
-        if self.fast_weight_layer is not None:
-            assert head is not None, "a stream of this model carries its Fast Weight Layer's state"
-            (y, bias), head = read_head(
-                self.fast_weight_layer,
-                x,
-                tokens,
-                self.readout(),
-                head,
-                mask=mask,
-                starts=starts,
-                write=write,
-                partition=partition,
-            )
-            x = y.astype(x.dtype)
+        has_state = self.fast_weight_layer is None or stream.head is not None
+        assert has_state, "a stream of this model carries its Fast Weight Layer's state"
+        x, bias, head = self._before_head(x, tokens, stream.head, context)
         stream = Stream(memory, layers, head, document)
         return StreamOutput(self.logits(x, bias, partition), stream, info)
 

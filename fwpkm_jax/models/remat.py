@@ -26,26 +26,22 @@ INPUT, MIXED = "layer_input", "mixed"
 _NAMES = (INPUT, MIXED, HIDDEN)
 
 
+_POLICIES: dict[Remat, Any] = {
+    "block": None,
+    "names": jax.checkpoint_policies.save_only_these_names(*_NAMES),
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=list(_NAMES),
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
+}
+
+
 def rematerialised(layer: Callable[..., Any], remat: Remat | None) -> Callable[..., Any]:
     """`layer`, whose backward pass keeps what `remat` says."""
-    policies = jax.checkpoint_policies
-    match remat:
-        case None:
-            return layer
-        case "block":
-            return jax.checkpoint(layer)
-        case "names":
-            policy = policies.save_only_these_names(*_NAMES)
-        case "dots":
-            policy = policies.dots_with_no_batch_dims_saveable
-        case "offload":
-            policy = policies.save_and_offload_only_these_names(
-                names_which_can_be_saved=[],
-                names_which_can_be_offloaded=list(_NAMES),
-                offload_src="device",
-                offload_dst="pinned_host",
-            )
-    return jax.checkpoint(layer, policy=policy)
+    return layer if remat is None else jax.checkpoint(layer, policy=_POLICIES[remat])
 
 
 def check_offload(remat: Remat | None, device: Any) -> None:

@@ -44,14 +44,14 @@ def beside(weight: nnx.Variable, tree: Any) -> Any:
 
 def mesh_axes(partition: Partition) -> dict[str, tuple[str, ...]]:
     """The mesh axes that split each logical axis; an axis that is not listed is not split."""
-    slots, columns = partition.table_spec(learned=True)
+    table = partition.memory_axes(learned=True)
     return {
         "embed": ("fsdp",),
         "heads": (HEADS,),
         "mlp": (HEADS,),
         "experts": (HEADS,),
-        "slots": slots,
-        "columns": columns,
+        "slots": table.slots,
+        "columns": table.columns,
     }
 
 

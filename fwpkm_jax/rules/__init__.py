@@ -1,21 +1,18 @@
 """Memory rules: how a memory reads and writes. `base` holds the contract, `registry` the names."""
 
-from fwpkm_jax.core.slots.options.retention import Retention
-from fwpkm_jax.rules.base import AbstractChunkRule, AbstractRule
-from fwpkm_jax.rules.fwmlp import FwMLP, FwMLPMemory
-from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
-from fwpkm_jax.rules.lact import LaCTRule
-from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
-from fwpkm_jax.rules.registry import RULES, make_rule, register_rule
-from fwpkm_jax.rules.titans import TitansMemory, TitansRule
+from typing import TYPE_CHECKING
 
-register_rule("fwmlp", FwMLP)
-register_rule("fwpkm", FwPKM)
-register_rule("lact", LaCTRule)
-register_rule("titans", TitansRule)
+from fwpkm_jax.lazy_imports import lazy_names
 
-DEFAULT_RULE = "fwpkm"
-"""The default memory of a layer."""
+if TYPE_CHECKING:
+    from fwpkm_jax.core.slots.options.retention import Retention
+    from fwpkm_jax.rules.base import AbstractChunkRule, AbstractRule
+    from fwpkm_jax.rules.fwmlp import FwMLP, FwMLPMemory
+    from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
+    from fwpkm_jax.rules.lact import LaCTRule
+    from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
+    from fwpkm_jax.rules.registry import DEFAULT_RULE, RULES, make_rule, register_rule
+    from fwpkm_jax.rules.titans import TitansMemory, TitansRule
 
 __all__ = [
     "DEFAULT_RULE",
@@ -35,3 +32,17 @@ __all__ = [
     "make_rule",
     "register_rule",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "fwpkm_jax.core.slots.options.retention": ("Retention",),
+        "fwpkm_jax.rules.base": ("AbstractChunkRule", "AbstractRule"),
+        "fwpkm_jax.rules.fwmlp": ("FwMLP", "FwMLPMemory"),
+        "fwpkm_jax.rules.fwpkm": ("FwPKM", "FwPKMMemory"),
+        "fwpkm_jax.rules.lact": ("LaCTRule",),
+        "fwpkm_jax.rules.matrix": ("MATRIX_RULES", "AbstractMatrixRule"),
+        "fwpkm_jax.rules.registry": ("DEFAULT_RULE", "RULES", "make_rule", "register_rule"),
+        "fwpkm_jax.rules.titans": ("TitansMemory", "TitansRule"),
+    },
+)

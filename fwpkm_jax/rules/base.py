@@ -15,17 +15,19 @@ Required:
 
 With defaults that a rule may override:
   lookahead: distance from a token to the token that holds its target; 0.
+  memory_shapes: shapes and dtypes of the memory; the default traces `init`.
   targets(value), chunk(...), sequence(...): how tokens become chunks. A rule that
     needs more about each token than `core.chunks.Chunk` holds returns a NamedTuple of its own from
     `chunk`, with the fields of `Chunk` first, and may take further arguments in `sequence`.
   run(memory, sequence, chunk_size): whole sequences; the default scans `step`.
   run_groups: the same for several memories.
-  splits, memory_specs(memory): whether and how devices share one memory; by default they do not.
+  supports_sharding, memory_specs(memory): whether and how devices share one memory; by default
+    they do not.
   num_slots, address(memory, query): for a memory of slots. Its `access` has the fields `slot_ids`
     and `slot_weights`, its memory the field `values`: of zeros, reads are zeros.
   write(memory, chunk), write_blocks(memory, blocks): writes without reads, for streams.
   overlay(memory, base): memories that share a base, for a rule that writes few of its numbers.
-  idle_size: fast weights that one token does not use, for counts of active parameters.
+  inactive_parameters: fast weights that one token does not use, for counts of active parameters.
   long_writes: whether a write may take a whole text as its chunk.
 
 What a step reports is a NamedTuple of scalars, the rule's own `Info`. The names of its fields
@@ -47,7 +49,7 @@ from fwpkm_jax.core.checks import check_arrays, check_tree
 from fwpkm_jax.core.chunks import (
     AnyChunk,
     Chunk,
-    Cut,
+    ChunkSizeTag,
     Memory,
     RunOutput,
     StepOutput,
@@ -62,6 +64,8 @@ from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
 class AbstractRule(abc.ABC):
     """How a memory reads and writes; see the module's docstring."""
 
+    registry: ClassVar[str] = "fwpkm_jax.rules.registry"
+    """The module whose `load_all` imports every rule of this package."""
     __dataclass_fields__: ClassVar[dict[str, Any]]  # Of each rule; `dataclasses.replace` asks.
     key_dim: int
     value_dim: int
@@ -71,6 +75,11 @@ class AbstractRule(abc.ABC):
     @abc.abstractmethod
     def init(self, rng: jax.Array) -> Memory:
         """Fast weights before the first token, float32."""
+
+    @functools.cached_property
+    def memory_shapes(self) -> Any:
+        """Shapes and dtypes of the memory: those of `init`, without allocating it."""
+        return jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
     @abc.abstractmethod
     def step(self, memory: Memory, chunk: AnyChunk) -> StepOutput:
@@ -118,11 +127,16 @@ class AbstractRule(abc.ABC):
         Raises:
           ValueError: an array has the wrong rank, width, length or dtype.
         """
+        # The public door: what follows takes these arrays as right.
         check_signals(self, query, value, gate, mask)
         gate = jnp.ones(value.shape[:2], value.dtype) if gate is None else gate
         weights = pairing(gate, mask, chunk_size=chunk_size, lookahead=self.lookahead)
         sequence: Any = self.chunk(query, self.targets(value), weights)
-        return sequence._replace(cut=Cut(chunk_size)) if "cut" in sequence._fields else sequence
+        return (
+            sequence._replace(cut=ChunkSizeTag(chunk_size))
+            if "cut" in sequence._fields
+            else sequence
+        )
 
     def run(self, memory: Memory, sequence: AnyChunk, *, chunk_size: int) -> RunOutput:
         """Reads and writes whole sequences, leaves `[batch, length, ...]`.
@@ -138,12 +152,12 @@ class AbstractRule(abc.ABC):
         return scan_chunks(self.step, memory, sequence, chunk_size=chunk_size)
 
     @property
-    def splits(self) -> bool:
+    def supports_sharding(self) -> bool:
         """Whether several devices can share a memory: `run_groups` then takes `axes`."""
         return False
 
     @property
-    def narrow_queries(self) -> bool:
+    def keeps_bfloat16_queries(self) -> bool:
         """Whether `run_groups` takes queries in bfloat16 beside other signals in float32.
 
         A layer then leaves queries so that it projects in bfloat16 and does not normalise; the
@@ -172,6 +186,7 @@ class AbstractRule(abc.ABC):
         """
         if axes is not None:
             raise ValueError(f"{self} cannot be split over devices; use mesh.memory=independent.")
+        # Each memory has its own sequences, so nothing passes between groups.
         return map_groups(
             lambda memory, part: self.run(memory, part, chunk_size=chunk_size), memory, sequence
         )
@@ -200,7 +215,7 @@ class AbstractRule(abc.ABC):
         return None
 
     @property
-    def idle_size(self) -> int:
+    def inactive_parameters(self) -> int:
         """How many numbers of the memory a single token does not use."""
         return 0
 
@@ -242,7 +257,7 @@ class AbstractChunkRule(AbstractRule):
         """
         return write_whole(self.write, memory, blocks)
 
-    def adopt(self, memory: Memory) -> Memory:
+    def convert_memory(self, memory: Memory) -> Memory:
         """Memories that a rule of the same sizes has written, as this one keeps them.
 
         What a rule keeps beside its fast weights begins anew.
@@ -273,12 +288,6 @@ class AbstractChunkRule(AbstractRule):
         )
 
 
-@functools.cache
-def memory_shapes(rule: Any) -> Any:
-    """Shapes and dtypes of a rule's memory, without allocating it."""
-    return jax.eval_shape(lambda: rule.init(jax.random.key(0)))
-
-
 def check_memory(rule: Any, memory: Memory, *, groups: bool = False) -> None:
     """Raises a ValueError unless the memory has the shapes of `rule.init`.
 
@@ -287,7 +296,7 @@ def check_memory(rule: Any, memory: Memory, *, groups: bool = False) -> None:
       memory: one memory, or with `groups` several, leaves `[groups, ...]`.
       groups: whether there is a leading axis of groups.
     """
-    check_tree("memory", memory, memory_shapes(rule), leading=("groups",) if groups else ())
+    check_tree("memory", memory, rule.memory_shapes, leading=("groups",) if groups else ())
 
 
 def check_query(rule: Any, query: jax.Array) -> None:

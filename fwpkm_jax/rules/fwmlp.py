@@ -12,7 +12,7 @@ from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import Chunk, StepOutput, cast
 from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
 from fwpkm_jax.core.targets import shift_left
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query
 
 
@@ -79,14 +79,9 @@ class FwMLP(AbstractChunkRule):
 
     def __post_init__(self):
         check_literals(self)
-        for name, least in {"key_dim": 1, "value_dim": 2, "hidden_dim": 1, "lookahead": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
-        for name in ("learning_rate", "weight_decay"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0.")
-        if self.write_clip is not None and not self.write_clip > 0:
-            raise ValueError(f"write_clip={self.write_clip} must be above 0, or None for no clip.")
+        check_least(self, key_dim=1, value_dim=2, hidden_dim=1)
+        check_least(self, lookahead=0, learning_rate=0, weight_decay=0)
+        check_above_0(self, "write_clip")
 
     @classmethod
     def tiny(cls) -> "FwMLP":

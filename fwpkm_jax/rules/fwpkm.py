@@ -18,7 +18,16 @@ from fwpkm_jax.core.array_types import (
     ValueTable,
 )
 from fwpkm_jax.core.checks import check_key
-from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, map_groups, map_own
+from fwpkm_jax.core.chunks import (
+    RunOutput,
+    StepOutput,
+    cast,
+    check_chunk_size,
+    from_chunks,
+    map_groups,
+    map_unshared,
+    to_chunks,
+)
 from fwpkm_jax.core.slots.keys.addressing import (
     Address,
     Nonlinearity,
@@ -36,7 +45,7 @@ from fwpkm_jax.core.slots.options.overlay import (
     rows_to_read,
     write_overlays,
 )
-from fwpkm_jax.core.slots.options.replay import join_stored
+from fwpkm_jax.core.slots.options.replay import JoinedTokens, join_stored
 from fwpkm_jax.core.slots.options.retention import (
     Retention,
     SlotHistory,
@@ -55,7 +64,7 @@ from fwpkm_jax.core.slots.write import (
     ValueWrite,
     addressing_loss,
 )
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 from pallas_kernels import slot_read as read_kernels
 from pallas_kernels.dispatch import Backend
@@ -155,18 +164,9 @@ class FwPKM(AbstractChunkRule):
             raise ValueError(
                 f"top_k={self.top_k} must lie between 1 and num_subkeys={self.num_subkeys}."
             )
-        least_of = {"num_heads": 1, "value_dim": 2, "lookahead": 0, "inner_steps": 1}
-        for name, least in least_of.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
-        for name in ("learning_rate", "value_step", "addressing_weight", "weight_decay"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name}={value} must be at least 0.")
-        for name in ("temperature", "write_clip"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value} must be above 0.")
+        check_least(self, num_heads=1, value_dim=2, lookahead=0, inner_steps=1)
+        check_least(self, learning_rate=0, value_step=0, addressing_weight=0, weight_decay=0)
+        check_above_0(self, "temperature", "write_clip")
         if self.retention is not None and (self.write_clip is not None or self.weight_decay):
             raise ValueError(
                 f"retention={self.retention} spares touched slots, but "
@@ -179,21 +179,33 @@ class FwPKM(AbstractChunkRule):
         return self.num_subkeys**2
 
     @property
-    def idle_size(self) -> int:
+    def inactive_parameters(self) -> int:
         return self.value_dim * (self.num_slots - self.num_heads * self.top_k)
 
     @classmethod
     def tiny(cls) -> "FwPKM":
         return cls(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
 
+    @functools.cached_property
+    def memory_shapes(self) -> FwPKMMemory:
+        shapes = (
+            (self.num_heads, 2, self.num_subkeys, self.key_dim // 2),
+            (self.num_slots, self.value_dim),
+        )
+        arrays: Any = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+        keys, values = arrays
+        if self.retention is None:
+            return FwPKMMemory(keys, values)
+        history = functools.partial(init_history, self.retention)
+        return FwPKMMemory(keys, values, jax.eval_shape(history, keys, values))
+
     def init(self, rng: jax.Array) -> FwPKMMemory:
         """Keys uniform within 1/sqrt(key_dim), values normal with variance 1/value_dim."""
         check_key(rng)
         key_rng, value_rng = jax.random.split(rng)
-        bound = self.key_dim**-0.5
-        shape = (self.num_heads, 2, self.num_subkeys, self.key_dim // 2)
-        keys = jax.random.uniform(key_rng, shape, jnp.float32, -bound, bound)
-        values = jax.random.normal(value_rng, (self.num_slots, self.value_dim), jnp.float32)
+        bound, shapes = self.key_dim**-0.5, self.memory_shapes
+        keys = jax.random.uniform(key_rng, shapes.keys.shape, jnp.float32, -bound, bound)
+        values = jax.random.normal(value_rng, shapes.values.shape, jnp.float32)
         values = values * self.value_dim**-0.5
         history = None if self.retention is None else init_history(self.retention, keys, values)
         return FwPKMMemory(keys, values, history)
@@ -206,11 +218,11 @@ class FwPKM(AbstractChunkRule):
     def read(self, memory: FwPKMMemory, query: Queries) -> tuple[TokenValues, SlotAccess]:
         check_memory(self, memory)
         check_query(self, query)
-        _, access = self._select(memory.keys, query, self.backend)
-        return self._read(memory.values, *access), access
+        _, access = _select(self, memory.keys, query, self.backend)
+        return _read(self, memory.values, *access), access
 
     def address(self, memory: FwPKMMemory, query: Queries) -> tuple[jax.Array, jax.Array]:
-        address, access = self._select(memory.keys, query, self.backend)
+        address, access = _select(self, memory.keys, query, self.backend)
         return access.slot_ids, address.slot_scores.reshape(access.slot_ids.shape)
 
     @property
@@ -223,15 +235,16 @@ class FwPKM(AbstractChunkRule):
         if not self.two_phase:
             return super().run(memory, sequence, chunk_size=chunk_size)
         check_run(self, memory, sequence)
-        one = map_own(lambda x: x[None], (memory, sequence))
-        return map_own(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
+        # A group of one, which `map_groups` runs without vmap.
+        one = map_unshared(lambda x: x[None], (memory, sequence))
+        return map_unshared(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
 
     @property
-    def splits(self) -> bool:
+    def supports_sharding(self) -> bool:
         return self.two_phase and self.retention is None and self.inner_steps == 1
 
     @property
-    def narrow_queries(self) -> bool:
+    def keeps_bfloat16_queries(self) -> bool:
         return self.two_phase and self.retention is None
 
     def memory_specs(
@@ -256,114 +269,73 @@ class FwPKM(AbstractChunkRule):
         On a Hopper GPU or a TPU the kernels that `pallas_kernels` chooses find sub-keys, move the
         keys and read and write the values; plain XLA elsewhere.
         """
-        if not self.two_phase:
+        if not self.two_phase or (axes is not None and not self.supports_sharding):
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
-        query = sequence.query
-        sequence = cast(sequence, memory.values.dtype)
-        if self.narrow_queries and query.dtype == jnp.bfloat16:
-            sequence = sequence._replace(query=query)
-        stored = None if self.retention is None else self._history(memory).replayed
-        if stored is None:
-            return self._run_phases(memory, sequence, chunk_size=chunk_size, axes=axes)
-        joined = join_stored(stored, sequence, chunk_size=chunk_size)
-        history = self._history(memory)._replace(replayed=None)
-        out = self._run_phases(
-            memory._replace(history=history),
-            joined.tokens,
-            chunk_size=joined.layout.joined_chunk_size,
-            first=joined.first,
+        check_chunk_size(sequence, chunk_size)
+        _, batch, length = sequence.counted.shape
+        # From here on all arrays are `[groups, chunks, tokens, ...]`, until `from_chunks`.
+        chunks = cast(to_chunks(sequence, chunk_size), memory.values.dtype)
+        if self.keeps_bfloat16_queries and sequence.query.dtype == jnp.bfloat16:
+            chunks = chunks._replace(query=to_chunks(sequence.query, chunk_size))
+        joined = None
+        if self.retention is not None and (stored := _history(self, memory).replayed) is not None:
+            joined = join_stored(stored, chunks)
+            chunks = joined.tokens
+
+        # First phase: the keys move, and all slots are found.
+        loops_of = functools.partial(
+            key_loops, top_k=self.top_k, key_write=_key_write(self), backend=self.backend
         )
-        output, access = joined.own((out.output, out.access))
-        history = out.memory.history._replace(replayed=joined.stored)
-        return RunOutput(out.memory._replace(history=history), output, access, out.info)
-
-    def _run_phases(
-        self,
-        memory: FwPKMMemory,
-        sequence: SlotChunk,
-        *,
-        chunk_size: int,
-        first: Float[Array, "groups batch length"] | None = None,
-        axes: MemoryAxes | None = None,
-    ) -> RunOutput:
-        """`run_groups` in the dtype of the memory, whose queries may be in bfloat16.
-
-        Tokens with 1 in `first` are written first.
-        """
-        key_write, value_write = self._key_write, self._value_write.with_rate_in_steps()
-        keys, choices, loss = move_keys(
-            memory.keys,
-            sequence,
-            chunk_size=chunk_size,
-            find=self._find(),
-            key_write=key_write,
-            loops_of=functools.partial(
-                key_loops, top_k=self.top_k, key_write=key_write, backend=self.backend
-            ),
+        move = functools.partial(
+            move_keys,
+            find=_find(self),
+            key_write=_key_write(self),
+            # Under `vmap`, kernels would move one memory after the other.
+            loops_of=loops_of if len(memory.keys) == 1 else None,
             token_axes=() if axes is None else axes.tokens,
         )
-        batch = sequence.counted.shape[1]
-        pair = functools.partial(find_slots, batch=batch, pair=lambda x: self._slots_of(x)[1])
-        access = map_groups(pair, choices)
-        history, scales = memory.history, None
-        if self.retention is not None:
-            history, scales = self._scales(memory, access, sequence, first, chunk_size=chunk_size)
-        written: dict[str, Any] = {
-            "error_weights": sequence.error_weight,
-            "counted": sequence.counted,
-            "chunk_size": chunk_size,
-            "write": value_write,
-            "ops": self._row_ops(memory.values),
-        }
-        values, where = memory.values, (access, sequence.target)
-        if isinstance(values, OverlayTable):
-            values, out = write_overlays(values, *where, **written)
-        elif axes is not None:
-            out = write_split_values(values, *where, **written, axes=axes)
-            values = out.values
-        else:
-            several = {"inner_steps": self.inner_steps, "scales": scales, "first": first}
-            out = write_values(values, *where, **written, **several)
-            values = out.values
-        info = jax.lax.stop_gradient(FwPKMInfo(loss, out.update_norm))
-        return RunOutput(FwPKMMemory(keys, values, history), out.output, access, info)
+        # One memory's keys never depend on values, so its scan over the chunks runs ahead of them.
+        keys, choice, loss = map_groups(move, memory.keys, chunks.query, chunks.addressed)
+        access = find_slots(choice, pair=lambda choice: _slots_of(self, choice)[1])
 
-    def _scales(
-        self,
-        memory: FwPKMMemory,
-        access: SlotAccess,
-        sequence: SlotChunk,
-        first: Float[Array, "groups batch length"] | None,
-        *,
-        chunk_size: int,
-    ) -> tuple[SlotHistory, Float[Array, "groups batch length places"]]:
-        """The history after a sequence, and all steps' scales; `first` is written in full."""
-        assert self.retention is not None
-        own = 1.0 if first is None else 1.0 - first
-        history, scales = scale_chunks(
-            self._history(memory),
-            access,
-            own * sequence.write_weight,
-            own * sequence.counted,
-            chunk_size=chunk_size,
-            retention=self.retention,
-        )
-        return history, scales if first is None else jnp.where(first[..., None] > 0, 1.0, scales)
+        # Second phase: the values are read and written.
+        how: dict[str, Any] = {"error_weights": chunks.error_weight, "counted": chunks.counted}
+        how |= {"write": _value_write(self), "ops": _row_ops(self, memory.values)}
+        # Options join here; a rule without them passes none.
+        history = None
+        if self.inner_steps > 1:
+            how["inner_steps"] = self.inner_steps
+        if self.retention is not None:
+            history, retained = _retained(self, memory, access, chunks, joined)
+            how |= retained
+        split = functools.partial(write_split_values, axes=axes or MemoryAxes())
+        write: Any = write_values if axes is None else split
+        # An overlay runs on one device; the layer refuses one on a mesh.
+        if isinstance(memory.values, OverlayTable):
+            write = write_overlays
+        out = write(memory.values, access, chunks.target, **how)
+        read = (out.output, access)
+        if joined is not None:  # Only the sequence's own tokens have been read for the caller.
+            read = jax.tree.map(lambda x: x[:, :, joined.size :], read)
+        output, access = from_chunks(read, batch, length)
+        info = jax.lax.stop_gradient(FwPKMInfo(loss, out.update_norm))
+        return RunOutput(FwPKMMemory(keys, out.values, history), output, access, info)
 
     def write(self, memory: FwPKMMemory, chunk: SlotChunk) -> FwPKMMemory:
+        # A chunk is a sequence of one chunk.
         sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
         return self.run(memory, sequence, chunk_size=chunk.write_weight.shape[0]).memory
 
-    def adopt(self, memory: Any) -> FwPKMMemory:
+    def convert_memory(self, memory: Any) -> FwPKMMemory:
         if isinstance(memory, FwPKMMemory):
             memory = memory._replace(history=None)
             if self.retention is not None:
                 begin = functools.partial(init_history, self.retention)
                 memory = memory._replace(history=jax.vmap(begin)(memory.keys, memory.values))
-        return super().adopt(memory)
+        return super().convert_memory(memory)
 
     def overlay(self, memory: FwPKMMemory, base: FwPKMMemory, *, capacity: int) -> FwPKMMemory:
-        if not self.splits:
+        if not self.supports_sharding:
             raise ValueError(
                 f"key_loss={self.key_loss!r}, write_clip={self.write_clip}, "
                 f"weight_decay={self.weight_decay}, retention={self.retention} and "
@@ -376,142 +348,185 @@ class FwPKM(AbstractChunkRule):
         return FwPKMMemory(memory.keys, overlays_of(memory.values, base.values, capacity=capacity))
 
     def write_blocks(self, memory: FwPKMMemory, blocks: ChunkBlocks) -> FwPKMMemory:
-        if not self.splits:
+        if not self.supports_sharding:
             return super().write_blocks(memory, blocks)
         block, dtype = blocks.block, memory.values.dtype
         keys, values = write_in_blocks(
             memory.keys,
             memory.values,
             blocks._replace(block=lambda number: cast(block(number), dtype)),
-            select=functools.partial(self._select, backend=self.backend),
-            read=self._read,
-            key_write=self._key_write,
-            value_write=self._value_write.with_rate_in_steps(),
-            ops=self._row_ops(memory.values),
+            select=functools.partial(_select, self, backend=self.backend),
+            read=functools.partial(_read, self),
+            key_write=_key_write(self),
+            value_write=_value_write(self),
+            ops=_row_ops(self, memory.values),
         )
         return FwPKMMemory(keys, values)
 
     def step(self, memory: FwPKMMemory, chunk: SlotChunk) -> StepOutput:
-        table = self._whole_table(memory)
+        table = _whole_table(memory)
         chunk = cast(chunk, table.dtype)
-        address, access = self._select(memory.keys, chunk.query, "reference")
+        address, access = _select(self, memory.keys, chunk.query, "reference")
         output = slot_read(table, *access)
         after, norms = memory, []
         for _ in range(self.inner_steps):
-            before = self._whole_table(after)
+            before = _whole_table(after)
             # With the history from before the chunk, in which every step finds the same.
-            after, norm = self._inner_step(memory._replace(values=before), chunk, access)
+            after, norm = _inner_step(self, memory._replace(values=before), chunk, access)
             norms.append(norm)
-        keys = self._key_write.step(memory.keys, self.key_gradient(memory, chunk, address))
+        # From the keys before the chunk: values and keys are written at the same time.
+        keys = _key_write(self).step(memory.keys, key_gradient(self, memory, chunk, address))
         loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
         info = FwPKMInfo(addressing_loss=loss, update_norm=jnp.linalg.norm(jnp.stack(norms)))
         return StepOutput(after._replace(keys=keys), output, access, jax.lax.stop_gradient(info))
 
-    def _inner_step(
-        self, memory: FwPKMMemory, chunk: SlotChunk, access: SlotAccess
-    ) -> tuple[FwPKMMemory, Float[Array, ""]]:
-        """The memory after one value step, keys as before, and the norm of the table's change."""
-        table = self._whole_table(memory)
-        if self.retention is None:
-            values = value_step(table, chunk, access, write=self._value_write)
-            norm = update_norm(table, values, access.slot_ids)
-            return memory._replace(values=values), norm
-        step = retentive_step(
-            table,
-            self._history(memory),
-            chunk,
-            access,
-            find=lambda query: self._select(memory.keys, query, "reference")[1],
-            write=self._value_write.with_rate_in_steps(),
-            retention=self.retention,
+
+def _retained(
+    rule: FwPKM,
+    memory: FwPKMMemory,
+    access: SlotAccess,
+    chunks: SlotChunk,
+    joined: JoinedTokens | None,
+) -> tuple[SlotHistory, dict[str, Any]]:
+    """The history after all chunks, and what `write_values` needs of it.
+
+    Replayed tokens are written first and in full.
+    """
+    assert rule.retention is not None
+    history = _history(rule, memory)._replace(replayed=None)
+    # Replayed tokens have counted in the history when they were new.
+    new = 1.0 if joined is None else 1.0 - joined.first
+    history, scales = scale_chunks(
+        history,
+        access,
+        new * chunks.write_weight,
+        new * chunks.counted,
+        retention=rule.retention,
+    )
+    if joined is None:
+        return history, {"scales": scales}
+    scales = jnp.where(joined.first[..., None] > 0, 1.0, scales)
+    return history._replace(replayed=joined.stored), {"scales": scales, "first": joined.first}
+
+
+def _inner_step(
+    rule: FwPKM, memory: FwPKMMemory, chunk: SlotChunk, access: SlotAccess
+) -> tuple[FwPKMMemory, Float[Array, ""]]:
+    """The memory after one value step, keys as before, and the norm of the table's change."""
+    table = _whole_table(memory)
+    if rule.retention is None:
+        values = value_step(table, chunk, access, write=_value_write(rule))
+        norm = update_norm(table, values, access.slot_ids)
+        return memory._replace(values=values), norm
+    step = retentive_step(
+        table,
+        _history(rule, memory),
+        chunk,
+        access,
+        find=lambda query: _select(rule, memory.keys, query, "reference")[1],
+        write=_value_write(rule),
+        retention=rule.retention,
+    )
+    return memory._replace(values=step.values, history=step.history), step.update_norm
+
+
+def _history(rule: FwPKM, memory: FwPKMMemory) -> SlotHistory:
+    if memory.history is None:
+        raise ValueError(
+            f"This memory has no history of its slots, which {rule.retention} needs; start it "
+            "with `init` of this rule, or give it one by `convert_memory`."
         )
-        return memory._replace(values=step.values, history=step.history), step.update_norm
+    return memory.history
 
-    def _history(self, memory: FwPKMMemory) -> SlotHistory:
-        if memory.history is None:
-            raise ValueError(
-                f"This memory has no history of its slots, which {self.retention} needs; start it "
-                "with `init` of this rule, or give it one by `adopt`."
-            )
-        return memory.history
 
-    def _whole_table(self, memory: FwPKMMemory) -> ValueTable:
-        """One memory's table as an array, for what an overlay does not do."""
-        if isinstance(memory.values, OverlayTable):
-            raise ValueError(
-                "memory.values is an overlay, which run and write of the rule that made it change, "
-                "not step; use these, or make it private (overlays.to_private)."
-            )
-        return memory.values
-
-    @property
-    def _value_write(self) -> ValueWrite:
-        default_step = float(self.num_heads * self.top_k)
-        return ValueWrite(
-            step_size=default_step if self.value_step is None else self.value_step,
-            learning_rate=self.learning_rate,
-            clip=self.write_clip,
-            weight_decay=self.weight_decay,
+def _whole_table(memory: FwPKMMemory) -> ValueTable:
+    """One memory's table as an array, for what an overlay does not do."""
+    if isinstance(memory.values, OverlayTable):
+        raise ValueError(
+            "memory.values is an overlay, which run and write of the rule that made it change, "
+            "not step; use these, or make it private (overlays.to_private)."
         )
+    return memory.values
 
-    @property
-    def _key_write(self) -> KeyWrite:
-        return KeyWrite(
-            learning_rate=self.learning_rate,
-            loss_weight=0.0 if self.key_loss == "reconstruction" else self.addressing_weight,
-            score=self.score,
-            clip=self.write_clip,
-            weight_decay=self.weight_decay,
-        )
 
-    def _read(self, values: AnyTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
-        rows, slot_ids = rows_to_read(values, slot_ids)
-        return read_kernels.slot_read(rows, slot_ids, weights, backend=self.backend).output
+@functools.cache
+def _value_write(rule: FwPKM) -> ValueWrite:
+    step = float(rule.num_heads * rule.top_k) if rule.value_step is None else rule.value_step
+    # A write that only adds to rows has the learning rate in its steps, as kernels take it.
+    if rule.write_clip is None and not rule.weight_decay:
+        return ValueWrite(step_size=rule.learning_rate * step)
+    return ValueWrite(
+        step_size=step,
+        learning_rate=rule.learning_rate,
+        clip=rule.write_clip,
+        weight_decay=rule.weight_decay,
+    )
 
-    def _row_ops(self, values: AnyTable) -> RowOps:
-        """What reads and adds the rows that are written: of the table, or an overlay's own."""
-        rows = values.rows if isinstance(values, OverlayTable) else values
-        write = self._value_write.with_rate_in_steps()
-        return row_ops(rows, write=write, backend=self.backend)
 
-    def _find(self, backend: Backend | None = None) -> Find:
-        """From queries and keys to the best sub-keys of each query."""
-        return functools.partial(
-            choose_sub_keys, top_k=self.top_k, score=self.score, backend=backend or self.backend
-        )
+@functools.cache
+def _key_write(rule: FwPKM) -> KeyWrite:
+    return KeyWrite(
+        learning_rate=rule.learning_rate,
+        loss_weight=0.0 if rule.key_loss == "reconstruction" else rule.addressing_weight,
+        score=rule.score,
+        clip=rule.write_clip,
+        weight_decay=rule.weight_decay,
+    )
 
-    def _select(
-        self, keys: SubKeys, query: Queries, backend: Backend
-    ) -> tuple[Address, SlotAccess]:
-        """Where each query reads, and with which weights."""
-        return self._slots_of(self._find(backend)(query.astype(keys.dtype), keys), backend)
 
-    def _slots_of(
-        self, choice: SubKeyChoice, backend: Backend | None = None
-    ) -> tuple[Address, SlotAccess]:
-        """Where queries with these best sub-keys read, and with which weights."""
-        slot_ids, scores = pair_sub_keys(
-            choice, num_subkeys=self.num_subkeys, backend=backend or self.backend
-        )
-        weights = slot_weights(scores, nonlinearity=self.nonlinearity, temperature=self.temperature)
-        tokens = slot_ids.shape[0]
-        access = SlotAccess(slot_ids.reshape(tokens, -1), weights.reshape(tokens, -1))
-        return Address(slot_ids, scores, *choice), access
+def _read(rule: FwPKM, values: AnyTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
+    rows, slot_ids = rows_to_read(values, slot_ids)
+    return read_kernels.slot_read(rows, slot_ids, weights, backend=rule.backend).output
 
-    def key_gradient(self, memory: FwPKMMemory, chunk: SlotChunk, address: Address) -> SubKeys:
-        """Gradient of the loss that moves the keys (`key_loss`), before clipping and decay."""
-        gradient = self._key_write.gradient(
-            memory.keys, chunk.query, address, token_weights=chunk.addressed
-        )
-        if self.key_loss != "addressing":
-            gradient = gradient + jax.grad(self._reconstruction_loss)(memory.keys, memory, chunk)
-        return gradient
 
-    def _reconstruction_loss(
-        self, keys: SubKeys, memory: FwPKMMemory, chunk: SlotChunk
-    ) -> Float[Array, ""]:
-        """Half the mean squared error over pairs and features, as a function of the keys."""
-        _, access = self._select(keys, chunk.query, "reference")
-        output = slot_read(self._whole_table(memory), *access)
-        losses = chunk.write_weight * jnp.mean((output - chunk.target) ** 2, axis=-1)
-        return 0.5 * jnp.sum(losses) / jnp.maximum(jnp.sum(chunk.paired), 1.0)
+def _row_ops(rule: FwPKM, values: AnyTable) -> RowOps:
+    """What reads and adds the rows that are written: of the table, or an overlay's own."""
+    rows = values.rows if isinstance(values, OverlayTable) else values
+    return row_ops(rows, write=_value_write(rule), backend=rule.backend)
+
+
+def _find(rule: FwPKM, backend: Backend | None = None) -> Find:
+    """From queries and keys to the best sub-keys of each query."""
+    return functools.partial(
+        choose_sub_keys, top_k=rule.top_k, score=rule.score, backend=backend or rule.backend
+    )
+
+
+def _select(
+    rule: FwPKM, keys: SubKeys, query: Queries, backend: Backend
+) -> tuple[Address, SlotAccess]:
+    """Where each query reads, and with which weights."""
+    return _slots_of(rule, _find(rule, backend)(query.astype(keys.dtype), keys), backend)
+
+
+def _slots_of(
+    rule: FwPKM, choice: SubKeyChoice, backend: Backend | None = None
+) -> tuple[Address, SlotAccess]:
+    """Where queries with these best sub-keys read, and with which weights."""
+    slot_ids, scores = pair_sub_keys(
+        choice, num_subkeys=rule.num_subkeys, backend=backend or rule.backend
+    )
+    weights = slot_weights(scores, nonlinearity=rule.nonlinearity, temperature=rule.temperature)
+    tokens = slot_ids.shape[0]
+    access = SlotAccess(slot_ids.reshape(tokens, -1), weights.reshape(tokens, -1))
+    return Address(slot_ids, scores, *choice), access
+
+
+def key_gradient(rule: FwPKM, memory: FwPKMMemory, chunk: SlotChunk, address: Address) -> SubKeys:
+    """Gradient of the loss that moves the keys (`key_loss`), before clipping and decay."""
+    gradient = _key_write(rule).gradient(
+        memory.keys, chunk.query, address, token_weights=chunk.addressed
+    )
+    if rule.key_loss != "addressing":
+        gradient = gradient + jax.grad(_reconstruction_loss)(memory.keys, rule, memory, chunk)
+    return gradient
+
+
+def _reconstruction_loss(
+    keys: SubKeys, rule: FwPKM, memory: FwPKMMemory, chunk: SlotChunk
+) -> Float[Array, ""]:
+    """Half the mean squared error over pairs and features, as a function of the keys."""
+    _, access = _select(rule, keys, chunk.query, "reference")
+    output = slot_read(_whole_table(memory), *access)
+    losses = chunk.write_weight * jnp.mean((output - chunk.target) ** 2, axis=-1)
+    return 0.5 * jnp.sum(losses) / jnp.maximum(jnp.sum(chunk.paired), 1.0)

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.checks import check_arrays
-from fwpkm_jax.core.chunks import Cut
+from fwpkm_jax.core.chunks import ChunkSizeTag
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.rules.base import AbstractRule
 
@@ -30,7 +30,7 @@ class GradientChunk(NamedTuple):
     key: jax.Array | None = None
     rates: jax.Array | None = None
     momentum: jax.Array | None = None
-    cut: Cut | None = None
+    cut: ChunkSizeTag | None = None
 
 
 class AbstractGradientRule(AbstractRule):

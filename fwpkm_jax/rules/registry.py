@@ -1,11 +1,56 @@
 """The registry of all rules by name, those of other packages included."""
 
+import importlib
+from collections import UserDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fwpkm_jax.literals import nearest
 
-RULES: dict[str, Any] = {}
+DEFAULT_RULE = "fwpkm"
+"""The default memory of a layer."""
+
+_MATRIX = "fwpkm_jax.rules.matrix"
+_OURS = {
+    "fwmlp": "fwpkm_jax.rules.fwmlp:FwMLP",
+    "fwpkm": "fwpkm_jax.rules.fwpkm:FwPKM",
+    "lact": "fwpkm_jax.rules.lact:LaCTRule",
+    "titans": "fwpkm_jax.rules.titans:TitansRule",
+    "linear_attention": f"{_MATRIX}.linear_attention:LinearAttention",
+    "deltanet": f"{_MATRIX}.deltanet:DeltaNet",
+    "ojanet": f"{_MATRIX}.ojanet:OjaNet",
+    "retnet": f"{_MATRIX}.retnet:RetNet",
+    "mamba2": f"{_MATRIX}.mamba2:Mamba2",
+    "gated_rfa": f"{_MATRIX}.gated_rfa:GatedRFA",
+    "mlstm": f"{_MATRIX}.mlstm:MLSTM",
+    "gla": f"{_MATRIX}.gla:GLA",
+    "gated_deltanet": f"{_MATRIX}.gated_deltanet:GatedDeltaNet",
+    "deltaproduct": f"{_MATRIX}.deltaproduct:DeltaProduct",
+    "longhorn": f"{_MATRIX}.longhorn:Longhorn",
+    "kda": f"{_MATRIX}.kda:KDA",
+    "rwkv7": f"{_MATRIX}.rwkv7:RWKV7",
+    "hgrn2": f"{_MATRIX}.hgrn2:HGRN2",
+    "lightning": f"{_MATRIX}.lightning:LightningAttention",
+    "comba": f"{_MATRIX}.comba:Comba",
+    "gated_deltanet_channels": f"{_MATRIX}.gated_deltanet_channels:GatedDeltaNetChannels",
+    "mesa": f"{_MATRIX}.mesa:Mesa",
+    "falcon": f"{_MATRIX}.falcon:Falcon",
+    "omega": f"{_MATRIX}.omega:Omega",
+}
+
+
+class _Rules(UserDict[str, Any]):
+    """Rules by name; one that stands as `module:Class` is imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        rule = self.data[name]
+        if isinstance(rule, str):
+            module, cls = rule.split(":")
+            self.data[name] = rule = getattr(importlib.import_module(module), cls)
+        return rule
+
+
+RULES = _Rules(_OURS)
 """Registered rules by name, in the order of registration: classes, or instances."""
 
 
@@ -35,6 +80,11 @@ def register_rule(name: str, rule: Any) -> None:
             "another."
         )
     RULES[name] = rule
+
+
+def load_all() -> None:
+    """Imports every rule that is registered."""
+    list(RULES.values())
 
 
 def make_rule(name: str) -> Any:

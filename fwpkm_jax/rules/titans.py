@@ -13,7 +13,7 @@ from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, scan_chunks
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
 from fwpkm_jax.core.numerics import layer_normalize
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 from fwpkm_jax.rules.base import check_run
 from fwpkm_jax.rules.gradient import AbstractGradientRule, GradientChunk
 
@@ -153,11 +153,8 @@ class TitansRule(AbstractGradientRule):
         check_literals(self)
         if not 1 <= self.depth <= 4:
             raise ValueError(f"depth={self.depth} must lie between 1 and 4.")
-        for name in ("key_dim", "value_dim", "hidden_dim", "write_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        if self.momentum_order < 0:
-            raise ValueError(f"momentum_order={self.momentum_order} must be at least 0.")
+        check_least(self, key_dim=1, value_dim=1, hidden_dim=1, write_size=1, momentum_order=0)
+        check_above_0(self, "norm_eps", "init_std")
         if self.residual_norm and self.key_dim != self.value_dim:
             raise ValueError(
                 f"residual_norm=True adds keys of width {self.key_dim} to values of width "
@@ -170,9 +167,6 @@ class TitansRule(AbstractGradientRule):
                 "average_steps=True averages plain steps; set momentum_order=0 and forget=0, not "
                 f"{self.momentum_order} and {self.forget}."
             )
-        for name in ("norm_eps", "init_std"):
-            if not (getattr(self, name) is None or getattr(self, name) > 0):
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0.")
 
     @classmethod
     def tiny(cls) -> "TitansRule":

@@ -13,7 +13,8 @@ from typing import TextIO
 
 import numpy as np
 
-from fwpkm_jax.command_line import visible
+from fwpkm_jax.data.streams import formats
+from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.literals import nearest
 from fwpkm_jax.run.conversation import Conversation
 
@@ -154,14 +155,12 @@ class Chat:
 
 
 def read_text(path: Path) -> str:
-    """A file's text.
+    """A file's text, as training reads it.
 
     Raises:
       ValueError: it cannot be read, or is not UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return formats.read_text(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error}); convert it first.") from error

@@ -8,21 +8,23 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from fwpkm_jax import memories
-from fwpkm_jax.addresses import address_of, check_store, scheme_of
 from fwpkm_jax.data.chat_turns import START, Turn, closing_tokens, has_template, message_tokens
 from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init_generation
+from fwpkm_jax.io.atomic import own_folder
+from fwpkm_jax.io.untrusted import OutsideFileError, shown
 from fwpkm_jax.literals import some
 from fwpkm_jax.memories.saved import Keep
 from fwpkm_jax.models.outputs import layer_name
 from fwpkm_jax.run.load import Run, text_tokenizer
-from fwpkm_jax.stores import Store
-from fwpkm_jax.training.runs.lock import RunInUseError
-from fwpkm_jax.whole_files import own_folder
+from fwpkm_jax.storage.addresses import address_of, check_store, scheme_of
+from fwpkm_jax.storage.lock import RunInUseError
+from fwpkm_jax.storage.stores import Store
 
 _START = "start-"
 """With a step: the memory that all others of a checkpoint are forks of, before any text."""
@@ -298,7 +300,7 @@ class Conversation:
     def _load(self, name: str) -> None:
         self.state = memories.load(self._folder, name, self._model, max_length=1)
         note = memories.describe(self._folder, name, forks=False).note
-        self.turn = START if note is None else Turn(*note["turn"])
+        self.turn = _turn_of(note, f"{address_of(self._folder)}/{name}", self.tokenizer.vocab_size)
 
     def _save_start(self) -> None:
         """Saves the checkpoint's memory, which all others share on disk."""
@@ -321,6 +323,21 @@ class Conversation:
         # Powers of two, so that few programs are compiled.
         length = max(_LEAST_ROOM, 1 << (self.tokens_read + new - 1).bit_length())
         self.state = grow(self._model, self.state, max_length=length)
+
+
+def _turn_of(note: Any, memory: str, vocab_size: int) -> Turn:
+    """How far a saved conversation is, as its note says, which may be a stranger's."""
+    match note:
+        case None:
+            return START
+        case {"turn": [("start" | "answer" | "closed") as at, stop]} if len(note) == 1:
+            if stop is None or (type(stop) is int and 0 <= stop < vocab_size):
+                return Turn(at, stop)
+    raise OutsideFileError(
+        memory,
+        f"was not saved by a chat: its note is {shown(note, 60)}",
+        otherwise="use another name",
+    )
 
 
 def is_start(name: str) -> bool:

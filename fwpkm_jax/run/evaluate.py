@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fwpkm_jax.addresses import address_of
 from fwpkm_jax.evaluation import Origin, Result, Subject, choose_suite, run_suite
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.report import write_report
+from fwpkm_jax.io.atomic import own_folder
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.run.load import Run, WhichWeights, check_can_evaluate, load_run
+from fwpkm_jax.storage.addresses import address_of
 from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.training.sharding import make_partition
-from fwpkm_jax.whole_files import own_folder
 
 
 def evaluate(
@@ -26,6 +27,8 @@ def evaluate(
     limit: int | None = None,
     mesh: MeshConfig | None = None,
     weights: WhichWeights = "trained",
+    data: Sequence[str] = (),
+    fast_weight_dtype: FastWeightDtype = "float32",
 ) -> dict[str, Result]:
     """Results of the evaluations of a run, by name; each table is printed when it is ready.
 
@@ -41,6 +44,8 @@ def evaluate(
       mesh: devices that share the work, whatever the run was trained on; None: one device. Changes
         results only by rounding.
       weights: the slow weights, as in `load_run`.
+      data: files or folders of text to read in place of the run's validation text.
+      fast_weight_dtype: precision of the memory between calls of the model.
 
     Raises:
       FileNotFoundError: there is no such run or checkpoint.
@@ -58,7 +63,12 @@ def evaluate(
         run = load_run(folder, step, weights=weights)
         check_can_evaluate(run, folder)
         subject = subject_of(run, name=address_of(run_dir))
-        subject = dataclasses.replace(subject, partition=partition)
+        subject = dataclasses.replace(
+            subject,
+            partition=partition,
+            text_paths=tuple(data),
+            fast_weight_dtype=fast_weight_dtype,
+        )
         chosen = choose_suite(suite, subject, configs)
         directory = own_folder(folder / "results")
         results = run_suite(subject, chosen, directory=directory, configs=configs, limit=limit)

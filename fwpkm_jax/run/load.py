@@ -9,13 +9,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 from flax import nnx
 
-from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.data import AbstractDataConfig, Tokenizer, load_tokenizer
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.averages import EMA, ema_names
-from fwpkm_jax.training.checkpoints.restore import find_step, read_arrays, read_checkpoint
-from fwpkm_jax.training.runs.mirror import local_copy
+from fwpkm_jax.training.checkpoints.restore import find_step, read_arrays, read_checkpoint, targets
+from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.training.state import Memories, init_state, model_graph, named_leaves
 
 WhichWeights = Literal["trained", "ema"]
@@ -107,11 +106,13 @@ def load_run(
       >>> run.model.config.memory_layers  # doctest: +SKIP
       (1,)
     """
-    if scheme_of(run_dir) is not None:
-        with local_copy(str(run_dir)) as folder:
-            return load_run(folder, step, weights=weights)
+    with run_folder(run_dir, "newest" if step is None else "all") as folder:
+        return _load(folder, step, weights)
+
+
+def _load(run_dir: Path, step: int | Literal["best"] | None, weights: WhichWeights) -> Run:
     experiment = read_experiment(run_dir)
-    directory = Path(run_dir) / "checkpoints"
+    directory = run_dir / "checkpoints"
     found = find_step(directory, step)
     init = partial(
         init_state,
@@ -135,14 +136,11 @@ def _with_averages(params: Any, experiment: Experiment, checkpoint: Path) -> Any
     """The slow weights with the moving averages of a checkpoint in place of those that have one."""
     named, config = named_leaves(params), experiment.optimizer
     names = ema_names(params, ema=config.ema, train=config.train)
-    wanted = {
-        EMA + name: jax.ShapeDtypeStruct(
-            named[name].shape, named[name].dtype, sharding=named[name].sharding
-        )
-        for name in names
-    }
+    like = targets(params, jax.tree.map(lambda x: x.sharding, params))
     try:
-        averages = read_arrays(checkpoint, wanted, item="optimizer")
+        averages = read_arrays(
+            checkpoint, {EMA + name: like[name] for name in names}, item="optimizer"
+        )
     except ValueError as error:
         raise ValueError(f"weights=ema: {error}; use weights=trained.") from error
     leaves = [averages.get(EMA + name, x) for name, x in named.items()]

@@ -11,11 +11,12 @@ from typing import Any, TextIO
 
 import jax
 
-from fwpkm_jax.addresses import scheme_of
-from fwpkm_jax.config import Experiment, from_json
-from fwpkm_jax.outside_files import read_json
+from fwpkm_jax.config import Experiment, read_experiment
+from fwpkm_jax.io.atomic import remove_unfinished, write_json
+from fwpkm_jax.io.untrusted import read_json
+from fwpkm_jax.storage.addresses import scheme_of
+from fwpkm_jax.storage.lock import Lock
 from fwpkm_jax.training.config import WITHOUT_EFFECT
-from fwpkm_jax.training.runs.lock import RunLock
 from fwpkm_jax.training.runs.metrics import (
     MetricsWriter,
     Sink,
@@ -32,7 +33,6 @@ from fwpkm_jax.training.runs.run_directory import (
     record_session,
     refuse_changes,
 )
-from fwpkm_jax.whole_files import remove_unfinished, write_json
 
 
 class RunLog:
@@ -59,7 +59,7 @@ class RunLog:
         self._writes = is_first()
         self._progress = Progress(steps=training.steps, every=training.log_every, stream=stream)
         self._before: dict[str, Any] | None = None
-        self._lock: RunLock | None = None
+        self._lock: Lock | None = None
         self._writer: MetricsWriter | None = None
         if self._writes and "wandb" in experiment.log:
             import_wandb()  # Fails before any file is written.
@@ -89,7 +89,8 @@ class RunLog:
         # Checked before the first write: a directory with other files stays unchanged.
         if find_config(self.directory) is None:
             make_directory(self.directory)
-        self._lock = RunLock(self.directory, say=self.say, whole=True)
+        if self._mirror is None:
+            self._lock = Lock(self.directory, say=self.say, whole=True)
         for name in ("config.json", "environment.json", "results.json", "metrics.jsonl"):
             remove_unfinished(self.directory / name)
         self._before = find_config(self.directory)
@@ -99,7 +100,8 @@ class RunLog:
         may_change = [*WITHOUT_EFFECT, "training.steps"]
         if self._experiment.checkpoint.regroup != "refuse":
             may_change.append("training.memory.groups")
-        old = _with_new_fields(self._before)
+        read_experiment(self.directory)  # Refuses a run of another version.
+        old = self._before
         decay = self.config_json["optimizer"]["decay_steps"]
         if old["optimizer"]["decay_steps"] is None and decay == old["training"]["steps"]:
             may_change.append("optimizer.decay_steps")  # The schedule that the run began with.
@@ -126,7 +128,13 @@ class RunLog:
         self._writer = MetricsWriter(self.directory, step=step, every=every, sinks=sinks)
         for name in self._experiment.log:
             if name == "tensorboard":
-                sinks.append(TensorBoard(self.directory, step=step))
+                try:
+                    sinks.append(TensorBoard(self.directory, step=step))
+                except ModuleNotFoundError as error:
+                    self.say(
+                        f"Metrics go to metrics.jsonl alone, not to TensorBoard ({error}; "
+                        "pip install -e '.[tensorboard]')."
+                    )
             else:
                 sinks.append(WeightsAndBiases(self.directory, config=self.config_json))
 
@@ -154,7 +162,7 @@ class RunLog:
         if self._lock is not None:
             self._lock.check()
         if self._mirror is not None:
-            self._mirror.check()
+            self._mirror.check(ask=False)
 
     def record(
         self, step: int, values: Mapping[str, float], *, seconds_per_step: float, event: bool
@@ -183,15 +191,3 @@ def _mirror(run_dir: str, *, say: Callable[[str], None]) -> Mirror | None:
             "example of the bucket mounted with gcsfuse."
         )
     return Mirror(run_dir, say=say)
-
-
-def _with_new_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration with defaults for fields that were added since.
-
-    A configuration that this version cannot read is returned unchanged; the later comparison then
-    names its unknown fields.
-    """
-    try:
-        return from_json(config).to_json()
-    except ValueError:
-        return config

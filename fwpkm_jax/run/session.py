@@ -1,42 +1,63 @@
-"""The hooks of one training session: records, validation, checkpoints, clean stop on a signal."""
+"""One training session: records, validation, checkpoints, clean stop on a signal."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
-from typing import Any, NoReturn
+import time
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 from flax import nnx
 
+from fwpkm_jax.io.status_line import format_duration
+from fwpkm_jax.run import setup as parts
 from fwpkm_jax.run.log import RunLog
 from fwpkm_jax.run.setup import Setup
 from fwpkm_jax.training.averages import ema_names, ema_weights, gradient_weights
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
 from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
-from fwpkm_jax.training.fit import Hooks, Report
+from fwpkm_jax.training.fit import Hooks, Report, fit
 from fwpkm_jax.training.micro_batches import Batch
+from fwpkm_jax.training.optimizer import MOMENTS
+from fwpkm_jax.training.runs.processes import from_first, is_first, together
 from fwpkm_jax.training.runs.profiler import Profiler
 from fwpkm_jax.training.runs.progress import Speedometer
-from fwpkm_jax.training.runs.signals import StopSignals
+from fwpkm_jax.training.runs.signals import Stopped, StopSignals
 from fwpkm_jax.training.sharding import on_one_device
 from fwpkm_jax.training.state import TrainState
+from fwpkm_jax.training.trained import describe_trained
 from fwpkm_jax.training.validation import Validation
 
 
+class TrainResult(NamedTuple):
+    """How a run ended."""
+
+    status: Literal["finished", "interrupted"]
+    """interrupted: a signal came; every finished step is saved."""
+    step: int
+    """Number of finished steps."""
+    state: TrainState | None
+    """The state after these steps; None if a signal came before the state was created."""
+    results: dict[str, Any]
+    """What `results.json` holds; empty if interrupted."""
+    signal: signal.Signals | None
+    """The signal that interrupted the run; None if it finished."""
+
+
 class Session:
-    """The hooks of one session, and its losses and speed so far.
+    """One session of a run; `run` trains it to its end or to a signal.
 
     Args:
       setup: the run's parts.
-      log: the run's log.
+      log: the run's log; the directory is claimed.
       checkpoints: the run's checkpoints.
       signals: reports whether a signal to stop came.
       validate: computes the validation's metrics; None: no validation.
       batches: the iterator over training batches; checkpoints save its position.
-      best_loss: the lowest validation loss of earlier sessions.
-      profiler: notified of each step.
+      about: a line on the validation; None: none.
     """
 
     def __init__(
@@ -48,25 +69,113 @@ class Session:
         signals: StopSignals,
         validate: Validation | None,
         batches: Any,
-        best_loss: float,
-        profiler: Profiler,
+        about: str | None,
     ) -> None:
         self._setup, self._log = setup, log
         self._checkpoints, self._signals = checkpoints, signals
-        self._validate, self._batches = validate, batches
-        self._profiler = profiler
+        self._validate, self._batches, self._about = validate, batches, about
         config = setup.experiment.training
         self._tokens_per_step = config.batch_size * setup.experiment.data.length
-        self.speed = Speedometer()
-        self.best_loss = best_loss
-        self.loss = math.nan
+        self._speed = Speedometer()
+        self._compile_seconds = 0.0
+        self._best_loss = parts.best_loss(checkpoints)
+        self._loss = math.nan
         """Loss of the newest step whose metrics were read, in nats."""
-        self.validation: dict[str, float] = {}
+        self._validation: dict[str, float] = {}
         """Metrics of the newest validation."""
-        self.stop: signal.Signals | None = None
+        self._stop: signal.Signals | None = None
         """The signal to stop that was found at the newest pause; None if there was none."""
 
-    def hooks(self) -> Hooks[TrainState, Batch]:
+    def run(self) -> TrainResult:
+        """Restores the newest state, trains to the last step and writes the results."""
+        log, steps = self._log, self._setup.experiment.training.steps
+        state = parts.restore_state(self._setup, self._checkpoints, self._batches, say=log.say)
+        start = 0 if state is None else int(state.step)
+        if start == steps and (results := from_first(log.old_results())):
+            log.say(
+                f"{log.name} has finished its {start} steps; raise training.steps to continue it, "
+                "or choose another --run_dir."
+            )
+            return TrainResult("finished", start, state, results, None)
+        with together():
+            log.begin(start)
+        if self._validate is not None and self._about:
+            log.say(self._about)
+        optimizer = self._setup.experiment.optimizer
+        if said := describe_trained(
+            self._setup.shapes.params,
+            optimizer.train,
+            optimizer.precision,
+            moments=MOMENTS[optimizer.name],
+        ):
+            log.say(said)
+        if start < steps:
+            ended = self._train(state, start)
+            if ended.signal is not None:
+                return ended
+            state = ended.state
+        # If no step was left, an earlier session was killed after its last checkpoint, before
+        # results.
+        assert state is not None
+        self._checkpoints.wait()
+        results = self._results(state)
+        with together():
+            log.finish(results)
+        log.say(
+            f"Finished {steps} steps; this session trained {self._speed.total_steps} in "
+            f"{format_duration(self._speed.total_seconds)}. Results: {log.name}/results.json"
+        )
+        return TrainResult("finished", steps, state, results, None)
+
+    def _train(self, state: TrainState | None, start: int) -> TrainResult:
+        """Compiles the step and takes those that are left; the results are still to be written."""
+        setup, log, steps = self._setup, self._log, self._setup.experiment.training.steps
+        try:
+            with self._signals.nothing_to_save():
+                state = parts.new_state(setup, self._checkpoints) if state is None else state
+                first = setup.put(next(self._batches))
+                log.say("Compiling the training step ...")
+                began = time.perf_counter()
+                step = parts.compile_step(setup, state, first)
+                self._compile_seconds = time.perf_counter() - began
+        except Stopped as stop:
+            log.say(
+                f"{stop.signal.name}: stopped {log.name} before the first step of this "
+                f"session; {start} steps are done. The same command continues it."
+            )
+            return TrainResult("interrupted", start, state, {}, stop.signal)
+        log.say(f"Compiled the training step in {self._compile_seconds:.1f} s.")
+        profiled = setup.experiment.profile if is_first() else None
+        batches = itertools.chain([first], map(setup.put, self._batches))
+        with Profiler(
+            log.directory / "profile", start=start, steps=profiled, say=log.say
+        ) as self._profiler:
+            fitted = fit(step, state, batches, self._hooks(), start=start, steps=steps)
+        if not fitted.stopped:
+            return TrainResult("finished", steps, fitted.state, {}, None)
+        assert self._stop is not None
+        self._checkpoints.wait()
+        log.say(f"{self._stop.name}: saved {log.name} at step {fitted.step} and stopped.")
+        return TrainResult("interrupted", fitted.step, fitted.state, {}, self._stop)
+
+    def _results(self, state: TrainState) -> dict[str, Any]:
+        """The content of `results.json`."""
+        return {
+            "fingerprint": self._setup.experiment.fingerprint,
+            "steps": int(state.step),
+            "loss": self._loss if math.isfinite(self._loss) else None,
+            "validation": self._validation,
+            "best_validation_loss": self._best_loss if math.isfinite(self._best_loss) else None,
+            "parameters": _size(state.params),
+            "memory_parameters": _size(state.memory),
+            "session": {
+                "steps": self._speed.total_steps,
+                "compile_seconds": self._compile_seconds,
+                "train_seconds": self._speed.total_seconds,
+            },
+        }
+
+    def _hooks(self) -> Hooks[TrainState, Batch]:
         """The functions that `fit` calls."""
         return Hooks(
             check=self._check_metrics,
@@ -83,7 +192,7 @@ class Session:
         bad = [n for n in ("loss", *values) if not math.isfinite(values[n])]
         if bad:
             self._fail(f"{bad[0]} is {values[bad[0]]}", report, state)
-        self.loss = values["loss"]
+        self._loss = values["loss"]
 
     def _pauses_after(self, step: int) -> bool:
         """Whether the loop waits for this step in order to save, validate or stop."""
@@ -112,21 +221,21 @@ class Session:
         if self._validate is None or not self._validates_after(report.step):
             return {}
         model = nnx.merge(self._setup.graphdef, state.params)
-        self.validation = dict(self._validate(model, state.memory))
+        self._validation = dict(self._validate(model, state.memory))
         if (config := self._setup.experiment.optimizer).ema is not None:
             names = ema_names(state.params, ema=config.ema, train=config.train)
             averages = ema_weights(state.params, state.opt_state, names)
             model = nnx.merge(self._setup.graphdef, averages)
             measured = self._validate(model, state.memory)
-            self.validation |= {f"ema_{name}": value for name, value in measured.items()}
-        return {f"valid/{name}": value for name, value in self.validation.items()}
+            self._validation |= {f"ema_{name}": value for name, value in measured.items()}
+        return {f"valid/{name}": value for name, value in self._validation.items()}
 
     def _record(self, report: Report[Batch], state: TrainState) -> None:
         """Writes a step's record and shows its line."""
         del state
-        self.speed.step_done(report.seconds)
+        self._speed.step_done(report.seconds)
         self._profiler.step_done(report.step)
-        seconds = self.speed.seconds_per_step
+        seconds = self._speed.seconds_per_step
         values = {**report.metrics, "tokens_per_second": self._tokens_per_step / seconds}
         shown = [
             f"{name.removeprefix('valid/')} {value:.4f}"
@@ -143,20 +252,20 @@ class Session:
         Returns whether training stops before its last step.
         """
         validated = self._validates_after(report.step)
-        loss = self.validation.get("loss", math.nan) if validated else math.nan
-        improved = loss < self.best_loss
+        loss = self._validation.get("loss", math.nan) if validated else math.nan
+        improved = loss < self._best_loss
         if improved:
-            self.best_loss = loss
-        self.stop = self._signals.wait()
-        if improved or self.stop is not None or self._saves_after(report.step):
+            self._best_loss = loss
+        self._stop = self._signals.wait()
+        if improved or self._stop is not None or self._saves_after(report.step):
             self._log.check_held()
             self._checkpoints.save(
                 state,
                 data_position=self._batches.get_state(),
                 config=self._log.config_json,
-                metrics=self.validation if math.isfinite(loss) else None,
+                metrics=self._validation if math.isfinite(loss) else None,
             )
-        return self.stop is not None and report.step < self._setup.experiment.training.steps
+        return self._stop is not None and report.step < self._setup.experiment.training.steps
 
     def _fail(self, symptom: str, report: Report[Batch], state: TrainState) -> NoReturn:
         """Raises a NonFiniteError that names the first value found that is not finite."""
@@ -164,8 +273,8 @@ class Session:
         self._checkpoints.wait()
         # The failed step may have used windows in place of full attention.
         graphdef = setup.graphdef
-        if setup.limited is not None and report.metrics["limited"]:
-            graphdef = setup.limited.graphdef
+        if setup.windowed is not None and report.metrics["windowed"]:
+            graphdef = setup.windowed.graphdef
         # The search runs operation by operation on one device; every process repeats it.
         newest = int(state.step)
         config = setup.experiment.training
@@ -187,3 +296,7 @@ class Session:
             f"Last good checkpoint: {good}. A lower optimizer.learning_rate, "
             "optimizer.clip_norm or other data may avoid it."
         )
+
+
+def _size(tree: Any) -> int:
+    return sum(x.size for x in jax.tree.leaves(tree))

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from fwpkm_jax.addresses import address_of, scheme_of
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import make_dataset, vocab_size
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.remat import check_offload
+from fwpkm_jax.storage.addresses import address_of, scheme_of
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.restore import (
     Reference,
@@ -30,15 +30,12 @@ from fwpkm_jax.training.checkpoints.restore import (
     read_arrays,
     read_metrics,
     stored_names,
+    targets,
 )
 from fwpkm_jax.training.compiling import compile_answering
-from fwpkm_jax.training.limited import Limited, limited_attention
 from fwpkm_jax.training.micro_batches import Batch
-from fwpkm_jax.training.optimizer import (
-    describe_precision,
-    learning_rate_schedule,
-    make_optimizer,
-)
+from fwpkm_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from fwpkm_jax.training.random_window import RandomWindow, random_window
 from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.training.runs.processes import from_first
 from fwpkm_jax.training.sharding import (
@@ -70,7 +67,7 @@ class Setup(NamedTuple):
     """Layout over devices; None: one device."""
     graphdef: nnx.GraphDef[LanguageModel]
     """The model's structure."""
-    limited: Limited | None
+    windowed: RandomWindow | None
     """The structure with windows in place of full attention, for the steps that draw it; None if
     no step does."""
     optimizer: optax.GradientTransformation
@@ -121,9 +118,9 @@ def make_setup(experiment: Experiment) -> Setup:
     )
     shapes = jax.eval_shape(init)
     check_trained(shapes.params, experiment.optimizer.train)
-    limited = limited_attention(experiment.model, config.window_probability)
+    windowed = random_window(experiment.model, config.window_probability)
     graphdef = model_graph(experiment.model)
-    return Setup(experiment, partition, graphdef, limited, optimizer, init, shapes)
+    return Setup(experiment, partition, graphdef, windowed, optimizer, init, shapes)
 
 
 def check_chunk_size(experiment: Experiment) -> None:
@@ -240,12 +237,6 @@ def restore_state(
             f"training.steps={steps}, but {directory} has {step} steps done; raise training.steps "
             "or choose another --run_dir."
         )
-    if restored.converted:
-        say(
-            f"Weights or moments of step {step} go from {' and '.join(restored.converted)}: "
-            f"optimizer.precision={setup.experiment.optimizer.precision} trains with "
-            f"{describe_precision(setup.experiment.optimizer)}."
-        )
     if shapes.memory and not state.memory:
         say(f"The checkpoint of step {step} holds no memories; new ones are used.")
         fresh = jax.jit(lambda: setup.init().memory, out_shardings=layout.memory)
@@ -305,13 +296,13 @@ def _state_from(base: str, folder: Path, setup: Setup, checkpoints: Checkpoints)
     new = [name for name in ours if name not in stored]
     _check_base(base, stored, ours, new)
 
-    def read(item: Literal["params", "memory"], names: Iterable[str]) -> dict[str, jax.Array]:
-        like, places = (named_leaves(getattr(tree, item)) for tree in (shapes, layout))
-        wanted = {
-            name: jax.ShapeDtypeStruct(like[name].shape, like[name].dtype, sharding=places[name])
-            for name in names
-        }
-        return read_arrays(checkpoint, wanted, item=item) if wanted else {}
+    def with_read(item: Literal["params", "memory"], drawn: dict[str, jax.Array]) -> Any:
+        """An item of the state, of which what was not drawn is read."""
+        tree = getattr(shapes, item)
+        wanted = targets(tree, getattr(layout, item))
+        missing = {name: like for name, like in wanted.items() if name not in drawn}
+        found = drawn | read_arrays(checkpoint, missing, item=item)
+        return jax.tree.unflatten(jax.tree.structure(tree), [found[name] for name in wanted])
 
     def draw() -> tuple[dict[str, jax.Array], TrainState]:
         state = setup.init()
@@ -326,17 +317,13 @@ def _state_from(base: str, folder: Path, setup: Setup, checkpoints: Checkpoints)
     named = named_leaves(layout.params)
     places = {name: named[name] for name in new}, layout._replace(params=None, opt_state=())
     drawn, state = jax.jit(draw, out_shardings=places)()
-    held = read("params", (name for name in ours if name in stored))
-    leaves = [{**held, **drawn}[name] for name in ours]
-    params = jax.tree.unflatten(jax.tree.structure(shapes.params), leaves)
-    memory = named_leaves(state.memory)
-    old = [name for name in stored_names(checkpoint, "memory") if name in memory]
-    memory = [{**memory, **read("memory", old)}[name] for name in memory]
-    memory = jax.tree.unflatten(jax.tree.structure(shapes.memory), memory)
+    params, old = with_read("params", drawn), stored_names(checkpoint, "memory")
+    memory = {name: x for name, x in named_leaves(state.memory).items() if name not in old}
+    memory = with_read("memory", memory)
     train = setup.experiment.optimizer.train
     if train:
         trained = trained_names(shapes.params, train)
-        frozen = {name: stored[name] for name in held if name not in trained}
+        frozen = {name: stored[name] for name in ours if name not in {*new, *trained}}
         # A copy ends with this function; its address stays.
         name = str(checkpoint)
         if scheme_of(base) is not None:
@@ -385,7 +372,7 @@ def compile_step(setup: Setup, state: TrainState, batch: Batch) -> TrainStep:
         micro_batches=config.micro_batches,
         memory=config.memory,
         train=setup.experiment.optimizer.train,
-        limited=setup.limited,
+        windowed=setup.windowed,
         loss_block=config.loss_block,
         remat=config.remat,
         partition=setup.partition,

@@ -16,6 +16,7 @@ from fwpkm_jax.testing.properties import (
     require_close,
     require_equal,
 )
+from fwpkm_jax.testing.rule_case import rule_is_a_frozen_value
 
 _KEY, _VALUE = 4, 3
 _LENGTH, _CUT = 7, 5  # One full and one short chunk; more if a token makes several writes.
@@ -54,16 +55,6 @@ def sample_tokens(
             strength = 3 * rng.normal(size=shape)
     values = unit(*keys.shape[:3], value)
     return Tokens(query, keys, values, log_decay, strength)  # pyright: ignore[reportArgumentType]
-
-
-def matrix_rule_is_a_frozen_value(rule: AbstractMatrixRule) -> None:
-    same = dataclasses.replace(rule)
-    require(rule == same and hash(rule) == hash(same), "equal fields do not make equal rules")
-    try:
-        setattr(rule, "chunk_size", 1)  # noqa: B010
-    except dataclasses.FrozenInstanceError:
-        return
-    raise AssertionError("a field can be assigned; use @dataclass(frozen=True)")
 
 
 def chunks_equal_the_definition(rule: AbstractMatrixRule) -> None:
@@ -231,7 +222,7 @@ def _require_refusal(rule: AbstractMatrixRule, tokens: Tokens, message: str) -> 
 MATRIX_PROPERTIES: dict[str, Property] = {
     check.__name__: check
     for check in (
-        matrix_rule_is_a_frozen_value,
+        rule_is_a_frozen_value,
         chunks_equal_the_definition,
         a_write_is_the_gradient_steps_of_its_losses,
         two_pieces_equal_the_whole,

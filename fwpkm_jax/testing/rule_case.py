@@ -1,5 +1,6 @@
 """A rule with sampled tokens and its passes, each compiled once for all properties."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fwpkm_jax.core.chunks import Memory, RunOutput, scan_chunks
-from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.core.streams.pending import Signals
 from fwpkm_jax.rules.base import AbstractRule
-from fwpkm_jax.testing.properties import cast_floats, is_float
+from fwpkm_jax.testing.properties import cast_floats, is_float, require
 
 CHUNK, LENGTH, BATCH, GROUPS = 4, 10, 2, 3
 """Sequences have two full chunks and a short one; two sequences share each of three memories."""
@@ -177,3 +178,15 @@ def _with_gradients(run: Callable[..., RunOutput]) -> Callable[..., Pass]:
         return Pass(out, gradients)
 
     return both
+
+
+def rule_is_a_frozen_value(case: Any) -> None:
+    """Checks a matrix rule, or the rule of a case."""
+    rule = case.rule if isinstance(case, RuleCase) else case
+    same = dataclasses.replace(rule)
+    require(rule == same and hash(rule) == hash(same), "equal fields do not make equal rules")
+    try:
+        setattr(rule, dataclasses.fields(rule)[0].name, 1)
+    except dataclasses.FrozenInstanceError:
+        return
+    raise AssertionError("a field can be assigned; use @dataclass(frozen=True)")

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fwpkm_jax.core.streams import streaming
-from fwpkm_jax.core.streams.queue import NewDocuments, init_pending
-from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.core.streams.pending import NewDocuments, Signals, init_pending
 from fwpkm_jax.core.targets import write_weights
 from fwpkm_jax.layers.memories.documents import run_documents
 from fwpkm_jax.rules.base import AbstractChunkRule

@@ -11,8 +11,7 @@ from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
 from fwpkm_jax.core.streams import flush as flushing
 from fwpkm_jax.core.streams import streaming
-from fwpkm_jax.core.streams.queue import Pending
-from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.core.streams.pending import Pending, Signals
 from fwpkm_jax.core.targets import WriteWeights
 from fwpkm_jax.rules.base import AbstractChunkRule
 from fwpkm_jax.testing.properties import Property, require, require_close, require_equal

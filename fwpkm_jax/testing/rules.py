@@ -1,6 +1,5 @@
 """The contract of a memory rule as properties that `check_rule` runs."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,6 +27,7 @@ from fwpkm_jax.testing.rule_case import (
     LENGTH,
     MakeSequence,
     RuleCase,
+    rule_is_a_frozen_value,
     sample_signals,
     scaled,
 )
@@ -89,17 +89,6 @@ def rule_properties(rule: AbstractRule | AbstractMatrixRule) -> Mapping[str, Pro
     raise TypeError(
         f"rule is {rule!r}; check_rule takes an instance below AbstractRule or AbstractMatrixRule."
     )
-
-
-def rule_is_a_frozen_value(case: RuleCase) -> None:
-    rule = case.rule
-    same = dataclasses.replace(rule)
-    require(rule == same and hash(rule) == hash(same), "equal fields do not make equal rules")
-    try:
-        rule.value_dim = rule.value_dim
-    except dataclasses.FrozenInstanceError:
-        return
-    raise AssertionError("a field can be assigned; use @dataclass(frozen=True)")
 
 
 def memory_starts_in_float32_and_from_the_key_alone(case: RuleCase) -> None:

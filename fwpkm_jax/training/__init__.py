@@ -7,7 +7,7 @@ needs only the small ones.
 
 from typing import TYPE_CHECKING
 
-from fwpkm_jax.lazy_names import lazy_names
+from fwpkm_jax.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig

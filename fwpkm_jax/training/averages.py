@@ -13,67 +13,29 @@ from fwpkm_jax.models.sharding import declarations
 from fwpkm_jax.training.state import named_leaves, trained_names, trained_part, with_trained
 
 
-class _ScheduleFree(NamedTuple):
-    """The state of `schedule_free`; the weights themselves are the average x."""
-
-    b1: jax.Array
-    """The average's share of the weights at which gradients are taken."""
-    steps: jax.Array
-    """int32 scalar, steps taken."""
-    max_rate: jax.Array
-    """The highest learning rate so far."""
-    weight_sum: jax.Array
-    """The sum of the weights of all iterates in the average."""
-    z: Any
-    """The newest iterate, in the structure of the trained weights."""
-    inner: optax.OptState
-    """The state of the optimiser that moves z."""
-
-
 def schedule_free(
     optimizer: optax.GradientTransformation, schedule: optax.Schedule, b1: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Moves an iterate z by `optimizer`, and the weights to the average x of all iterates.
+    """`optax.contrib.schedule_free` of weights that are the average x of all iterates.
 
-    Differs from `optax.contrib.schedule_free`, whose weights are the points y between x and z:
-    whoever reads the weights of a run wants x, and here x need not be computed from y by a division
-    that rounds at every step.
+    optax keeps the points y at which gradients are taken. Whoever reads the weights of a run wants
+    x, and does not have the optimiser's state: the step alone goes through y.
     """
+    free = optax.contrib.schedule_free(optimizer, schedule, b1=b1)
 
-    wrapped = optax.with_extra_args_support(optimizer)
-
-    def init(params: Any) -> _ScheduleFree:
-        return _ScheduleFree(
-            b1=jnp.asarray(b1, jnp.float32),
-            steps=jnp.zeros((), jnp.int32),
-            max_rate=jnp.zeros((), jnp.float32),
-            weight_sum=jnp.zeros((), jnp.float32),
-            z=jax.tree.map(jnp.copy, params),  # A step donates weights and state.
-            inner=optimizer.init(params),
-        )
-
-    def update(
-        updates: Any, state: Any, params: Any = None, **extra: Any
-    ) -> tuple[Any, _ScheduleFree]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         at = _between(state, params)
-        moves, inner = wrapped.update(updates, state.inner, at, **extra)
-        z = optax.apply_updates(state.z, moves)
-        max_rate = jnp.maximum(state.max_rate, jnp.asarray(schedule(state.steps), jnp.float32))
-        weight_sum = state.weight_sum + max_rate**2
-        share = max_rate**2 / weight_sum
-        updates = _of_trained(lambda x, z: (share * (z - x)).astype(x.dtype), jnp.zeros_like)(
-            params, z
-        )
-        return updates, _ScheduleFree(state.b1, state.steps + 1, max_rate, weight_sum, z, inner)
+        moves, state = free.update(updates, state, at, **extra)
+        average = optax.contrib.schedule_free_eval_params(state, optax.apply_updates(at, moves))
+        return _of_trained(lambda old, new: new - old, jnp.zeros_like)(params, average), state
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(free.init, update)
 
 
-def _between(state: _ScheduleFree, average: Any) -> Any:
+def _between(state: optax.contrib.ScheduleFreeState, average: Any) -> Any:
     """The weights at which gradients are taken."""
     b1 = state.b1
-    mixed = _of_trained(lambda x, z: (b1 * x + (1 - b1) * z).astype(x.dtype), lambda x: x)
-    return mixed(average, state.z)
+    return _of_trained(lambda x, z: b1 * x + (1 - b1) * z, lambda x: x)(average, state.z)
 
 
 def _of_trained(function: Any, statistic: Any) -> Any:
@@ -103,9 +65,13 @@ def gradient_weights(params: Any, opt_state: optax.OptState, train: Sequence[str
       opt_state: the optimiser's state.
       train: patterns of the parameters that train, see `OptimizerConfig.train`.
     """
-    nodes = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, _ScheduleFree))
+
+    def is_schedule_free(node: Any) -> bool:
+        return isinstance(node, optax.contrib.ScheduleFreeState)
+
+    nodes = jax.tree.leaves(opt_state, is_leaf=is_schedule_free)
     for node in nodes:
-        if isinstance(node, _ScheduleFree):
+        if is_schedule_free(node):
             return with_trained(params, _between(node, trained_part(params, train)), train)
     return params
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.models.remat import Remat
 from fwpkm_jax.training.micro_batches import check_split
 from fwpkm_jax.training.state import MemoryConfig
@@ -67,19 +67,10 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        for name in ("steps", "batch_size", "micro_batches", "loss_block", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        check_least(self, steps=1, batch_size=1, micro_batches=1, loss_block=1, log_every=1)
+        check_least(self, validate_every=1, validation_batches=0)
         if not 0 <= self.window_probability <= 1:
             raise ValueError(
                 f"window_probability={self.window_probability} must lie between 0 and 1."
-            )
-        if self.validate_every is not None and self.validate_every < 1:
-            raise ValueError(
-                f"validate_every={self.validate_every} must be at least 1, or None for the end."
-            )
-        if self.validation_batches < 0:
-            raise ValueError(
-                f"validation_batches={self.validation_batches} is negative; 0 turns it off."
             )
         check_split(self.batch_size, micro_batches=self.micro_batches, memory=self.memory)

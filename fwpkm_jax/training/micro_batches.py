@@ -68,11 +68,11 @@ def split_batch(batch: Batch, *, micro_batches: int, memory: MemoryConfig) -> Ba
 
 
 def deal_batch(batch: Batch, memory: Memories, partition: Partition | None) -> Batch:
-    """A micro-batch in the order that the devices expect, see `Partition.deal`."""
+    """A micro-batch in the order that the devices expect, see `Partition.interleave`."""
     if partition is None:
         return batch
     groups = jax.tree.leaves(memory)[0].shape[0] if memory else 1
-    return jax.tree.map(lambda x: partition.deal(x, groups), batch)
+    return jax.tree.map(lambda x: partition.interleave(x, groups), batch)
 
 
 def broadcast_memory(memory: Memories, groups: int) -> Memories:

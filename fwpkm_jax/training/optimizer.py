@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fwpkm_jax.core.numerics import compute_dtype
+from fwpkm_jax.core.platform import by_platform
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.sharding import declarations
 from fwpkm_jax.training.averages import schedule_free, with_ema
@@ -128,6 +129,10 @@ class OptimizerConfig:
                 f"schedule={self.schedule} lowers the learning rate, which name=schedule_free "
                 "replaces by an average; set schedule=constant."
             )
+        if not self.betas[0] > 0:
+            raise ValueError(
+                f"betas={self.betas}: name=schedule_free divides by the first; set it above 0."
+            )
         if self.precision != "float32":
             raise ValueError(
                 f"precision={self.precision} may store weights in bfloat16, and the steps of "
@@ -150,20 +155,6 @@ MOMENTS: Mapping[str, int] = {
 """Numbers that the optimisers keep per trained weight; Adafactor's rows and columns are few, and
 Muon keeps two of what is no matrix. Those of `schedule_free` are the iterate and a second moment.
 """
-
-
-def describe_precision(config: OptimizerConfig) -> str:
-    """What trained weights take: a weight, its gradient and the moments."""
-    numbers = 2 + MOMENTS[config.name]
-    if config.precision == "float32":
-        return (
-            f"float32 weights and moments, {4 * numbers} bytes per trained weight ({2 * numbers} "
-            "with parameters)"
-        )
-    return (
-        f"weights and moments in model.parameter_dtype, in bfloat16 {2 * numbers} bytes per "
-        f"trained weight and without small changes ({4 * numbers} with float32)"
-    )
 
 
 def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
@@ -292,7 +283,7 @@ def side_by_side(tree: Any) -> Any:
     Args:
       tree: arrays, of which none is divided over devices: the array of all would gather them.
     """
-    return jax.lax.platform_dependent(tree, cuda=joined, default=lambda tree: tree)
+    return by_platform(gpu=joined, default=lambda tree: tree)(tree)
 
 
 def joined(tree: Any) -> Any:

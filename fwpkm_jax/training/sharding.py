@@ -157,7 +157,7 @@ def memory_shardings(partition: Partition, memory: Memories, rule: AbstractRule)
             axes = (axes,) if isinstance(axes, str) else axes or ()
             partition.check_divides(f"A value table of {what}", size, *axes)
         groups = spec[0] if leaf.shape[0] > 1 else None
-        return NamedSharding(partition.mesh, partition.shortest(P(groups, *spec[1:])))
+        return NamedSharding(partition.mesh, _shortest(partition, P(groups, *spec[1:])))
 
     return {
         name: jax.tree.map(of, partition.memory_specs(rule, layer), layer)
@@ -193,3 +193,12 @@ def on_one_device(partition: Partition | None, tree: Any) -> Any:
         tree = jax.jit(lambda tree: tree, out_shardings=everywhere)(tree)
         tree = jax.tree.map(lambda x: x.addressable_data(0), tree)
     return jax.device_put(tree, jax.local_devices()[0])
+
+
+def _shortest(partition: Partition, spec: P) -> P:
+    """A spec without mesh axes of size 1, as a compiled function's results have it.
+
+    Arrays that lie alike, but whose specs differ, are compiled for twice.
+    """
+    entries = [partition.used(*((one,) if isinstance(one, str) else one or ())) for one in spec]
+    return P(*(axes[0] if len(axes) == 1 else axes or None for axes in entries))

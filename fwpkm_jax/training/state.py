@@ -15,7 +15,7 @@ from flax import nnx
 
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.layers.parameters import is_variable
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.models.sharding import declarations, path_name
 
@@ -45,8 +45,7 @@ class MemoryConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        if self.groups < 1:
-            raise ValueError(f"groups={self.groups} must be at least 1, one memory for all.")
+        check_least(self, groups=1)
 
 
 class TrainState(NamedTuple):

@@ -19,10 +19,10 @@ from fwpkm_jax.models.remat import Remat
 from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.models.statistics import with_statistics
 from fwpkm_jax.training.averages import gradient_weights
-from fwpkm_jax.training.limited import Limited, draw_limited
 from fwpkm_jax.training.losses import readout_loss
 from fwpkm_jax.training.micro_batches import Batch, deal_batch, micro_batch_memory, split_batch
 from fwpkm_jax.training.optimizer import global_norm, side_by_side
+from fwpkm_jax.training.random_window import RandomWindow, draw_window
 from fwpkm_jax.training.sharding import state_shardings
 from fwpkm_jax.training.state import (
     Memories,
@@ -78,7 +78,7 @@ def make_train_step(
     micro_batches: int,
     memory: MemoryConfig,
     train: tuple[str, ...] = (),
-    limited: Limited | None = None,
+    windowed: RandomWindow | None = None,
     loss_block: int = 2048,
     remat: Remat | None = None,
     partition: Partition | None = None,
@@ -100,7 +100,7 @@ def make_train_step(
       micro_batches: pieces of a batch, processed one after the other.
       memory: groups and lifetime.
       train: patterns of the parameters that train, see `OptimizerConfig.train`.
-      limited: another structure for the same weights, used in randomly drawn steps; both
+      windowed: another structure for the same weights, used in randomly drawn steps; both
         structures are compiled.
       loss_block: tokens whose logits are in memory at once.
       remat: which activations the backward pass recomputes, see `models.remat.Remat`.
@@ -111,15 +111,15 @@ def make_train_step(
       `step(state, batch) -> (state, metrics)`. Metrics are float32 scalars: `loss` in nats,
       `grad_norm` before clipping, `param_norm`, `lr` and `layer_<i>/...` for each memory layer.
       With experts also `balance_loss`, weighted; it is part of the trained loss but not of
-      `loss`. With `limited` also `limited`, 1 in the steps that used it. With `segment_ids` in the
-      batch also `padding`, the share of inputs that are padding.
+      `loss`. With `windowed` also `windowed`, 1 in the steps that used it. With `segment_ids` in
+      the batch also `padding`, the share of inputs that are padding.
     """
     config = _StepConfig(micro_batches, memory, train, loss_block, remat, partition)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         names = ("tokens", "loss_weight", "segment_ids")
         batch = {name: batch[name] for name in names if name in batch}
-        found, drawn = _drawn_gradients(graphdef, limited, state, batch, config)
+        found, drawn = _drawn_gradients(graphdef, windowed, state, batch, config)
         if partition is None:
             norm, found = global_norm, found._replace(grads=side_by_side(found.grads))
         else:
@@ -157,24 +157,24 @@ def _padding(batch: Batch) -> Metrics:
 
 def _drawn_gradients(
     graphdef: nnx.GraphDef[LanguageModel],
-    limited: Limited | None,
+    windowed: RandomWindow | None,
     state: TrainState,
     batch: Batch,
     config: _StepConfig,
 ) -> tuple[_Gradients, Metrics]:
-    """Gradients with the model's structure, or with the limited one in steps that draw it."""
+    """Gradients with the model's structure, or with the windowed one in steps that draw it."""
     start = micro_batch_memory(state.memory, config.memory, config.micro_batches)
     inputs = (gradient_weights(state.params, state.opt_state, config.train), start, batch)
-    if limited is None:
+    if windowed is None:
         return _gradients(graphdef, *inputs, config=config), {}
-    use_limited = draw_limited(state.rng, state.step, limited.probability)
+    use_window = draw_window(state.rng, state.step, windowed.probability)
     found = jax.lax.cond(
-        use_limited,
-        functools.partial(_gradients, limited.graphdef, config=config),
+        use_window,
+        functools.partial(_gradients, windowed.graphdef, config=config),
         functools.partial(_gradients, graphdef, config=config),
         *inputs,
     )
-    return found, {"limited": use_limited.astype(jnp.float32)}
+    return found, {"windowed": use_window.astype(jnp.float32)}
 
 
 def _gradients(

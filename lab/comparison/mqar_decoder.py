@@ -314,7 +314,7 @@ def _unread(layer: Layer) -> int:
     """Bytes of the slots that a token does not read."""
     if not isinstance(layer, FastWeightConfig) or not isinstance(layer.rule, FwPKM):
         return 0
-    return 4 * layer.rule.idle_size
+    return 4 * layer.rule.inactive_parameters
 
 
 def _bytes(tree: Any) -> int:

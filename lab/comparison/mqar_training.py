@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from fwpkm_jax.whole_files import replacing
+from fwpkm_jax.io.atomic import replacing
 from lab.comparison.mqar_decoder import Decoder, Frozen, Layout
 from lab.comparison.mqar_tasks import Cell, Documents, Part, Split, documents
 from lab.comparison.trainer import Progress, Trainer

@@ -22,10 +22,10 @@ import numpy as np
 from benchmarks.machine import environment_once, settings
 from benchmarks.options import parse
 from fwpkm_jax.data.recall import Split
-from fwpkm_jax.data.state_tracking import Group, StateTrackingData, StateTrackingSource
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, DeltaProduct
+from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
+from fwpkm_jax.rules.matrix.deltaproduct import DeltaProduct
 from lab.comparison.small_decoders import (
     Batch,
     Lines,
@@ -36,6 +36,7 @@ from lab.comparison.small_decoders import (
     state_bytes,
     without_decay,
 )
+from lab.comparison.state_tracking_data import Group, StateTrackingData, StateTrackingSource
 
 SMALLEST = 6
 """Ids that every decoder has at least: those of s3."""

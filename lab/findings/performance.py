@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from fwpkm_jax.analysis.cost import model_cost
-from fwpkm_jax.analysis.published import PUBLISHED
-from fwpkm_jax.models.paper import paper_model
+from benchmarks.paper.cost import model_cost
+from benchmarks.paper.published import PUBLISHED
+from fwpkm_jax.paper.models import paper_model
 from lab.findings import drawing
 from lab.findings.stored import document_of, lines_of, markdown
 

@@ -13,18 +13,17 @@ import re
 import jax
 import numpy as np
 
+from benchmarks.paper.parameters import count_parameters
 from fwpkm_jax.configs import recall as recall_config
 from fwpkm_jax.configs import recall_carried
-from fwpkm_jax.configs.study import variant
 from fwpkm_jax.data import RecallData
-from fwpkm_jax.models import count_parameters
-from fwpkm_jax.models.paper import paper_model
+from fwpkm_jax.paper.models import paper_model
 from fwpkm_jax.rules import FwPKM
-from fwpkm_jax.rules.base import memory_shapes
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from lab.findings import comparison, generalise, lookup, performance, text
 from lab.findings.needles import HALF
 from lab.findings.stored import Line, document_of, lines_of
+from lab.study.configs import variant
 from lab.study.lookup import texts
 from lab.study.lookup.neighbours import NearestNeighbours
 
@@ -128,7 +127,7 @@ def _facts(*phrases: str) -> tuple[str, ...]:
 
 def _study_weights(*memory_layers: int) -> str:
     model = variant(HALF, memory_layers=memory_layers).model
-    memory = sum(leaf.size for leaf in jax.tree.leaves(memory_shapes(model.fast_weight.rule)))
+    memory = sum(leaf.size for leaf in jax.tree.leaves(model.fast_weight.rule.memory_shapes))
     weights = count_parameters(model).total - len(memory_layers) * memory
     return f"{weights / 1e6:.2f}M slow weights"
 

@@ -53,8 +53,8 @@ FAULTS = (
     ),
     Fault(
         "addressing gradient: half the slope of inverse distances",
-        'return 2.0 * pulls * jnp.exp(scores) if score == "idw" else pulls',
-        'return pulls * jnp.exp(scores) if score == "idw" else pulls',
+        'return 2.0 * coefficients * jnp.exp(scores) if score == "idw" else coefficients',
+        'return coefficients * jnp.exp(scores) if score == "idw" else coefficients',
         ("tests/core/slots/test_addressing.py",),
     ),
     Fault(
@@ -89,8 +89,8 @@ FAULTS = (
     ),
     Fault(
         "grouping: places taken for tokens in the counts",
-        "sums = jnp.cumsum(counted[groups.order // places])",
-        "sums = jnp.cumsum(counted[groups.order % counted.shape[0]])",
+        "counted[groups.order // places] if by_token",
+        "counted[groups.order % counted.shape[0]] if by_token",
         ("tests/core/slots/test_grouping.py",),
     ),
     Fault(
@@ -101,8 +101,8 @@ FAULTS = (
     ),
     Fault(
         "value run: all groups read the first group's table",
-        "ids.reshape(chunks, num_groups, -1) + offsets[None, :, None]",
-        "ids.reshape(chunks, num_groups, -1) + 0 * offsets[None, :, None]",
+        "side_by_side(access.slot_ids + offsets[:, None, None, None])",
+        "side_by_side(access.slot_ids + 0 * offsets[:, None, None, None])",
         ("tests/rules/test_two_phase.py", "tests/rules/test_contract.py"),
     ),
     Fault(
@@ -161,8 +161,8 @@ FAULTS = (
     ),
     Fault(
         "retention: two phases leave the steps as they are",
-        "coefficients = to_chunks(scales) * coefficients",
-        "coefficients = jnp.ones_like(to_chunks(scales)) * coefficients",
+        "steps = side_by_side(scales) * steps",
+        "steps = jnp.ones_like(side_by_side(scales)) * steps",
         ("tests/rules/test_two_phase.py",),
     ),
     Fault(
@@ -179,7 +179,7 @@ FAULTS = (
     ),
     Fault(
         "replay: two phases spare what stored tokens write",
-        "jnp.where(first[..., None] > 0, 1.0, scales)",
+        "jnp.where(joined.first[..., None] > 0, 1.0, scales)",
         "1.0 * scales",
         ("tests/rules/test_two_phase.py",),
     ),
@@ -191,19 +191,19 @@ FAULTS = (
     ),
     Fault(
         "inner steps: each starts from the chunk's own start",
-        "before = self._whole_table(after)",
-        "before = self._whole_table(memory)",
+        "before = _whole_table(after)",
+        "before = _whole_table(memory)",
         ("tests/rules/test_fwpkm.py",),
     ),
     Fault(
         "inner steps: two phases read what the chunk itself has written",
-        "output = out.output[:: len(steps)]",
-        "output = out.output[len(steps) - 1 :: len(steps)]",
+        "output = out.output[:: len(parts)]",
+        "output = out.output[len(parts) - 1 :: len(parts)]",
         ("tests/rules/test_two_phase.py",),
     ),
     Fault(
         "retention: relocation changes how much a token learns",
-        "return yielding * whole / jnp.sum(squares * yielding, axis=-1, keepdims=True)",
+        "return yielding * whole / jnp.where(moved > 0, moved, 1.0)",
         "return yielding * jnp.ones_like(whole)",
         ("tests/core/slots/test_retention.py",),
     ),
@@ -350,6 +350,6 @@ FAULTS = (
         "parts of a sequence: the edge has what came before the sequence",
         "is_sent = jnp.arange(width) >= width - known",
         "is_sent = jnp.arange(width) > width - known",
-        ("tests/core/test_edges.py",),
+        ("tests/core/test_halo.py",),
     ),
 )

@@ -38,8 +38,8 @@ FAULTS = (
     ),
     Fault(
         "documents: the rest of the queue is never written",
-        '    if queue == "document":\n        reader.write()\n',
-        '    if queue == "document":\n',
+        "    if not released:\n        reader.write()\n",
+        "    if not released:\n",
         _READERS,
     ),
     Fault(
@@ -77,12 +77,12 @@ FAULTS = (
         "LongBench: the first answer token is not scored",
         "first = num_context + len(sample.question) - 1",
         "first = num_context + len(sample.question)",
-        ("tests/evaluation/longbench",),
+        ("tests/paper/evaluation/test_longbench.py",),
     ),
     Fault(
         "gates: a mean over histograms",
         "self._sum += float(gate.sum(dtype=np.float64))",
         "self._sum = float(gate.sum(dtype=np.float64))",
-        ("tests/evaluation/gates",),
+        ("tests/paper/evaluation/test_gates.py",),
     ),
 )

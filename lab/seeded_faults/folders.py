@@ -2,10 +2,11 @@
 
 from lab.seeded_faults.fault import Fault
 
-_FILES = ("tests/test_whole_files.py",)
-_LOCK = ("tests/training/runs/test_lock.py",)
+_FILES = ("tests/io/test_atomic.py",)
+_LOCK = ("tests/storage/test_lock.py",)
+_OUTAGES = ("tests/storage/test_outages.py",)
 _PLUGINS = ("tests/test_plugins.py",)
-_SHOWN = ("tests/test_command_line.py", "tests/cli/test_memories_command.py")
+_SHOWN = ("tests/io/test_terminal.py", "tests/cli/test_memories_command.py")
 
 FAULTS = (
     Fault(
@@ -34,40 +35,62 @@ FAULTS = (
     ),
     Fault(
         "files: an address is taken for a path",
-        "if _URL.match(str(path)):",
-        "if _URL.match(str(path)) and not name:",
-        (*_FILES, "tests/test_command_line.py"),
+        "if scheme_of(path) is not None:\n        given",
+        "if scheme_of(path) is not None and not name:\n        given",
+        (*_FILES, "tests/io/test_terminal.py"),
     ),
     Fault(
         "lock: one that is gone does not stop its holder",
         "        if self._lost:\n            raise LostLockError(",
         "        if self._lost and False:\n            raise LostLockError(",
         _LOCK,
-        under="fwpkm_jax/training/runs/lock.py",
-    ),
-    Fault(
-        "lock in a bucket: one that is gone does not stop its holder",
-        "        if self._lost:\n            raise LostLockError(",
-        "        if self._lost and False:\n            raise LostLockError(",
-        ("tests/training/runs/test_mirror.py",),
-        under="fwpkm_jax/training/runs/store_lock.py",
     ),
     Fault(
         "lock in a bucket: another's counts as the session's own",
-        "ours = found is not None and found[0] == self._content",
-        "ours = found is not None",
-        ("tests/training/runs/test_mirror.py",),
+        'return found is not None and (parse_record(found[0]) or {}).get("token") == self._token',
+        "return found is not None",
+        _LOCK,
+    ),
+    Fault(
+        "lock in a bucket: a store that is away ends the session at once",
+        "self._lost = self._lost or _now() - self._alive_at > SILENCE",
+        "self._lost = True",
+        _LOCK,
+    ),
+    Fault(
+        "lock: what is no record of this program is taken over",
+        "if holder is None or (found and not holder and not place.on_disk):",
+        "if False:",
+        _LOCK,
+    ),
+    Fault(
+        "bucket: what cannot be read counts as damaged",
+        "except OutsideFileError as error:\n                        self.damaged[number]",
+        "except (OSError, ValueError) as error:\n                        self.damaged[number]",
+        ("tests/storage/test_sync.py",),
+    ),
+    Fault(
+        "bucket: the files of a damaged marker are removed",
+        "if found and found[1] not in named and int(found[2]) not in kept:",
+        "if found and found[1] not in named:",
+        ("tests/storage/test_sync.py",),
+    ),
+    Fault(
+        "bucket: an answer that was cut is taken as whole",
+        "if found != int(expected):",
+        "if False:",
+        _OUTAGES,
     ),
     Fault(
         "lock: another's is removed at the end",
-        "            if _is_at(self._file, self.path):\n                self.path.unlink()",
-        "            self.path.unlink()",
+        "            if self.is_ours():\n                self.where.unlink()",
+        "            self.where.unlink()",
         _LOCK,
     ),
     Fault(
         "lock: the directory is not held",
-        "if granted and whole:",
-        "if granted and not whole:",
+        "if self.granted and whole:",
+        "if self.granted and not whole:",
         _LOCK,
     ),
     Fault(

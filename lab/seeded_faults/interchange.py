@@ -31,18 +31,6 @@ FAULTS = (
         _WEIGHTS,
     ),
     Fault(
-        "torch files: offsets of views ignored",
-        "as_strided(numbers[offset:], tuple(shape), steps, writeable=False)",
-        "as_strided(numbers[0:], tuple(shape), steps, writeable=False)",
-        ("tests/interchange/test_torch_file.py",),
-    ),
-    Fault(
-        "torch files: a tensor may end one number behind its storage",
-        "if reach >= numbers.size:",
-        "if reach > numbers.size:",
-        ("tests/interchange/test_torch_file.py", "tests/faults/test_pickles.py"),
-    ),
-    Fault(
         "weights: a tensor of another shape is taken",
         "if tuple(found) != tuple(shape):",
         "if len(found) != len(shape):",
@@ -64,12 +52,6 @@ FAULTS = (
         "safetensors: tensors may overlap",
         "            if tensor.start != end:\n",
         "            if tensor.start > end:\n",
-        _OUTSIDE,
-    ),
-    Fault(
-        "torch files: a tensor may be another one's storage",
-        "if len(arguments) < 4 or not isinstance(arguments[0], _Storage):",
-        "if len(arguments) < 4:",
         _OUTSIDE,
     ),
     Fault(

@@ -23,7 +23,7 @@ FAULTS = (
     ),
     Fault(
         "norm of a mix: a layer gives the batch for the sequences of a memory",
-        "len(x) // jax.tree.leaves(memory)[0].shape[0] if write else 1",
+        "len(x) // groups if write else 1",
         "len(x) if write else 1",
         _MIX,
         under="fwpkm_jax/layers/memories/fast_weight.py",
@@ -93,12 +93,12 @@ FAULTS = (
         "row, column = slot_ids // num_subkeys, slot_ids % num_subkeys",
         "column, row = slot_ids // num_subkeys, slot_ids % num_subkeys",
         _TOP_K,
-        under="pallas_kernels/product_top_k/vjp.py",
+        under="pallas_kernels/product_top_k/api.py",
     ),
     Fault(
         "product keys' cotangents: the queries' sign",
-        "jnp.sum(pulls, axis=-1, keepdims=True) * halves - to_queries",
-        "to_queries - jnp.sum(pulls, axis=-1, keepdims=True) * halves",
+        "jnp.sum(coefficients, axis=-1, keepdims=True) * halves - to_queries",
+        "to_queries - jnp.sum(coefficients, axis=-1, keepdims=True) * halves",
         _TOP_K,
     ),
     Fault(
@@ -147,8 +147,8 @@ FAULTS = (
     ),
     Fault(
         "dispatch: a kernel asked for by name falls back",
-        "    if by_name:\n        raise error",
-        "    if False:\n        raise error",
+        "        if by_name:\n            raise error",
+        "        if False:\n            raise error",
         ("tests/kernels/test_dispatch.py",),
     ),
 )

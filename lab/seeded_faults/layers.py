@@ -35,8 +35,8 @@ FAULTS = (
     ),
     Fault(
         "memory layer: the halves of the query by head",
-        "halves = query.reshape(*query.shape[:-1], 2, -1)",
-        "halves = query.reshape(*query.shape[:-1], 2 * rule.num_heads, -1)",
+        "halves = query.astype(memory_dtype).reshape(*x.shape[:2], 2, -1)",
+        "halves = query.astype(memory_dtype).reshape(*x.shape[:2], 2 * rule.num_heads, -1)",
         _MEMORY,
     ),
     Fault(
@@ -59,8 +59,8 @@ FAULTS = (
     ),
     Fault(
         "memory: queries in bfloat16 skip their normaliser",
-        'if narrow and self.config.query_norm == "none" and projected.dtype == jnp.bfloat16:',
-        "if narrow and projected.dtype == jnp.bfloat16:",
+        'if not (narrow and self.config.query_norm == "none" and query.dtype == jnp.bfloat16):',
+        "if not (narrow and query.dtype == jnp.bfloat16):",
         ("tests/layers/test_fast_weight_gradients.py",),
     ),
     Fault(
@@ -77,8 +77,8 @@ FAULTS = (
     ),
     Fault(
         "Gated DeltaNet: padding writes",
-        "beta=jnp.where(real, projections.beta, 0),",
-        "beta=projections.beta,",
+        "log_decay, beta = jnp.where(real, log_decay, 0), jnp.where(real, beta, 0)",
+        "log_decay = jnp.where(real, log_decay, 0)",
         _GDN,
     ),
     Fault(
@@ -127,8 +127,8 @@ FAULTS = (
     ),
     Fault(
         "LaCT: a document sees the one before",
-        "key_documents = jnp.pad(documents, ((0, 0), (before, 0)))",
-        "key_documents = jnp.pad(documents, ((0, 0), (before, 0))) * 0 + documents[:, :1]",
+        "positions, cache, counts, documents=documents",
+        "positions, cache, counts, documents=0 * documents if documents is not None else None",
         ("tests/layers/mixers/test_contract.py",),
         under="fwpkm_jax/layers/mixers/lact.py",
     ),
@@ -146,8 +146,8 @@ FAULTS = (
     ),
     Fault(
         "rotary: YaRN without its scale",
-        "0.1 * math.log(yarn.factor) + 1)",
-        "1.0)",
+        "scale = 0.1 * math.log(self.factor) + 1",
+        "scale = 1.0",
         ("tests/layers/test_rotary.py",),
     ),
     Fault(

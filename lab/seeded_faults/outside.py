@@ -48,38 +48,32 @@ FAULTS = (
     ),
     Fault(
         "identity: preparation goes on with other text of equal size and time",
-        "if self._stamps.get(name) == stamp:",
-        'if self._stamps.get(name) == stamp or (known and known["bytes"] == status.st_size):',
+        "if name in known and known[name] != now:",
+        'if name in known and known[name]["bytes"] != now["bytes"]:',
         ("tests/data/prepare/test_job.py",),
     ),
     Fault(
-        "identity: old runs pass without a word",
-        '        _LOGGER.warning(\n            "This run was saved before',
-        '        _LOGGER.debug(\n            "This run was saved before',
-        _IDENTITY,
-    ),
-    Fault(
         "documents: a byte order mark is text",
-        "if start == 0 and content.startswith(codecs.BOM_UTF8):",
-        "if False:",
+        "bom = 3 if at == 0",
+        "bom = 0 if at == 0",
         _DOCUMENTS,
     ),
     Fault(
         "documents: hidden files are read",
-        'if any(part.startswith(".") for part in file.relative_to(folder).parts):',
-        "if False:",
+        'return any(part.startswith(".") for part in name.split("/"))',
+        "return False",
         _DOCUMENTS,
     ),
     Fault(
         "documents: a git-lfs pointer is text",
-        "    refuse_pointer(path)\n    if kind_of",
-        "    if kind_of",
+        "if is_pointer(content.read(100)):",
+        "if content.read(0):",
         _DOCUMENTS,
     ),
     Fault(
         "documents: a folder is a file by its name",
-        'found = sorted(file for file in folder.rglob("*") if file.is_file())',
-        'found = sorted(folder.rglob("*"))',
+        "if x.is_file() and is_named(str(x), str(path))",
+        "if is_named(str(x), str(path))",
         _DOCUMENTS,
     ),
     Fault(
@@ -96,8 +90,7 @@ FAULTS = (
     ),
     Fault(
         "slots: the temperature divides scores of any size",
-        "        scores = scores - jax.lax.stop_gradient(jnp.max(scores, axis=axis, "
-        "keepdims=True))\n",
+        "    scores = scores - jax.lax.stop_gradient(jnp.max(scores, axis=axis, keepdims=True))\n",
         "",
         ("tests/core/slots/test_addressing.py",),
     ),

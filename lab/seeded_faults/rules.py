@@ -8,8 +8,8 @@ _MATRIX = ("tests/rules/test_contract.py", "tests/rules/test_matrix_limits.py")
 FAULTS = (
     Fault(
         "FwPKM: the step forgets the heads",
-        "default_step = float(self.num_heads * self.top_k)",
-        "default_step = float(self.top_k)",
+        "step = float(rule.num_heads * rule.top_k)",
+        "step = float(rule.top_k)",
         _FWPKM,
     ),
     Fault(
@@ -111,7 +111,7 @@ FAULTS = (
     ),
     Fault(
         "gated RFA: chunks write the share that is kept",
-        "written = -jnp.expm1(given(tokens.log_decay))[..., None] * with_one(tokens.value)",
+        "written = forgotten(tokens.log_decay)[..., None] * with_one(tokens.value)",
         "written = jnp.exp(given(tokens.log_decay))[..., None] * with_one(tokens.value)",
         _MATRIX,
     ),

@@ -61,10 +61,10 @@ FAULTS = (
         ("tests/training/test_optimizer.py",),
     ),
     Fault(
-        "limited attention: the same draw at every step",
+        "randomly windowed attention: the same draw at every step",
         "return jax.random.bernoulli(jax.random.fold_in(rng, step), probability)",
         "return jax.random.bernoulli(jax.random.fold_in(rng, 0 * step), probability)",
-        ("tests/training/test_limited.py",),
+        ("tests/training/test_random_window.py",),
     ),
     Fault(
         "running statistics: nine tenths of the newest batch",

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fwpkm_jax.data import NeedleMix, load_tokenizer, make_dataset, needle_question
-from fwpkm_jax.evaluation import Subject
-from fwpkm_jax.evaluation.needle import NeedleConfig, NeedleSample, take_samples
+from fwpkm_jax.evaluation import NeedleConfig, Subject
 from fwpkm_jax.evaluation.needle.files import texts_of, write_samples
-from fwpkm_jax.evaluation.readers.documents import read_document
+from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
+from fwpkm_jax.evaluation.readers.document_reader import read_document
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.reconfigure import with_rule
 from fwpkm_jax.evaluation.record import first_group
@@ -75,7 +75,7 @@ def write_other_needles(path: Path, subject: Subject, *, words: int, samples: in
     """Writes the samples of the needle evaluation of that length in other words."""
     tokenizer = load_tokenizer(subject.text.tokenizer)
     config = NeedleConfig(haystack_words=(words,), samples=samples)
-    texts = texts_of(text_sources(subject.text, ()), tokenizer)
+    texts = texts_of(text_sources(subject.text), tokenizer)
     built = take_samples(texts, config, words=words, seed=subject.seed)
     header = {"words": words, "seed": subject.seed, "question": OTHER_QUESTION}
     write_samples(path, map(in_other_words, built), header)

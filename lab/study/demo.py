@@ -24,10 +24,10 @@ import numpy as np
 from benchmarks.machine import environment_once
 from benchmarks.options import parse
 from fwpkm_jax.cli import demo_command as demo
-from fwpkm_jax.compile_cache import compile_cache
 from fwpkm_jax.data import stream_documents
 from fwpkm_jax.data.needles import random_name, random_value
 from fwpkm_jax.run import Run
+from fwpkm_jax.storage.compile_cache import compile_cache
 
 NUMBERS = 6
 """Of a set."""

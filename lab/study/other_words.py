@@ -28,8 +28,8 @@ from benchmarks.machine import environment_once
 from benchmarks.options import parse
 from fwpkm_jax.data import Tokenizer, load_tokenizer, needle_question
 from fwpkm_jax.evaluation import NeedleConfig, Subject
-from fwpkm_jax.evaluation.needle import NeedleSample, take_samples
 from fwpkm_jax.evaluation.needle.files import texts_of
+from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.sources import text_sources
 from fwpkm_jax.generation import generate
 from fwpkm_jax.models.language_model import LanguageModel, Memory
@@ -116,7 +116,7 @@ def measure(directory: Path, options: Options) -> Iterator[dict[str, Any]]:
     subject = subject_of(run, name=str(directory))
     tokenizer = load_tokenizer(subject.text.tokenizer)
     config = NeedleConfig(haystack_words=(options.haystack_words,), samples=options.samples)
-    texts = list(texts_of(text_sources(subject.text, ()), tokenizer))
+    texts = list(texts_of(text_sources(subject.text), tokenizer))
     samples = take_samples(texts, config, words=options.haystack_words, seed=subject.seed)
     asked = [(name, options.readings) for name in WORDS] + [("of training", 0)]
     for name, readings in asked:

@@ -20,7 +20,7 @@ import logging
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,8 @@ import numpy as np
 
 from benchmarks.machine import environment_once
 from benchmarks.options import parse
-from fwpkm_jax.evaluation import PerplexityConfig
+from fwpkm_jax.evaluation import EVALS, PerplexityConfig
 from fwpkm_jax.evaluation.intervals import clustered_mean
-from fwpkm_jax.evaluation.perplexity import streaming_perplexity
 from fwpkm_jax.evaluation.sources import text_sources
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
@@ -39,9 +38,9 @@ from lab.study.lines import train_run, trained_loss
 from lab.study.tables import over_seeds
 
 KINDS = {
-    "backbone": "study/gdn_swa",
-    "fwpkm": "study/gdn_swa__fwpkm",
-    "pkm_fwpkm": "study/gdn_swa__pkm_fwpkm",
+    "backbone": "lab/study/configs.py:gdn_swa",
+    "fwpkm": "lab/study/configs.py:gdn_swa__fwpkm",
+    "pkm_fwpkm": "lab/study/configs.py:gdn_swa__pkm_fwpkm",
 }
 """Config of each kind."""
 WAYS = ("writing", "frozen")
@@ -131,16 +130,17 @@ def sections(
 def evaluate(options: Options, directory: Path, text: Path) -> Row:
     """Losses of the unseen books by section, reading and way."""
     run = load_run(directory)
-    subject = subject_of(run, name=str(directory))
+    subject = replace(subject_of(run, name=str(directory)), text_paths=(str(text),))
     config = PerplexityConfig(
-        data=(str(text),), write="both" if run.memory else "off", memory_reset="document"
+        write="both" if run.memory else "off",
+        segment_length=subject.text.length,
+        memory_reset="document",
     )
-    result = streaming_perplexity(
+    result = EVALS["ppl"].of_model(
         subject.model,
         subject.memory,
         config=config,
-        sources=text_sources(subject.text, config.data),
-        segment_length=subject.text.length,
+        sources=text_sources(subject.text),
     )
     document = result.arrays["document"]
     # The first byte of a document is no label, and behind its last one may be an end mark.

@@ -30,11 +30,11 @@ from benchmarks.machine import environment_once
 from benchmarks.options import parse
 from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.data import TextData, load_tokenizer, make_dataset
-from fwpkm_jax.evaluation.continual.domains import read_domains
 from fwpkm_jax.evaluation.readers.whole_pass import write_rows
 from fwpkm_jax.evaluation.reconfigure import with_rule
 from fwpkm_jax.evaluation.record import first_group
 from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.paper.evaluation.domains import read_domains
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run, load_run
 from lab.comparison.small_decoders import Lines

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.evaluation.continual.domains import Domain, Part
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, row_batches, write_rows
 from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.paper.evaluation.domains import Domain, Part
 from lab.study.retention_facts import without_history
 
 Rows = Sequence[np.ndarray]

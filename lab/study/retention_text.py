@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fwpkm_jax.data import TextData
-from fwpkm_jax.evaluation import PerplexityConfig
-from fwpkm_jax.evaluation.perplexity import streaming_perplexity
+from fwpkm_jax.evaluation import EVALS, PerplexityConfig
 from fwpkm_jax.evaluation.sources import text_sources
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
@@ -28,11 +28,9 @@ def text_losses(
     Returns:
       `losses` in nats and `labels`, by document.
     """
-    config = PerplexityConfig(data=(str(path),), write="on")
-    sources = text_sources(data, config.data)
-    read = streaming_perplexity(
-        model, memory, config=config, sources=sources, segment_length=data.length
-    )
+    config = PerplexityConfig(write="on", segment_length=data.length)
+    sources = text_sources(replace(data, valid_paths=(str(path),)))
+    read = EVALS["ppl"].of_model(model, memory, config=config, sources=sources)
     labels = np.bincount(read.arrays["document"])
     sums = np.bincount(read.arrays["document"], read.arrays["loss_writing"])
     return {"losses": np.round(sums / labels, 5).tolist(), "labels": labels.tolist()}

@@ -1,4 +1,4 @@
-"""Trains and evaluates the models of configs/study.py, and prints their tables.
+"""Trains and evaluates the models of lab/study/configs.py, and prints their tables.
 
 The page of results is lab/archive/study.md.
 
@@ -31,9 +31,9 @@ from typing import Any
 
 from benchmarks.options import parse
 from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, Subject, run_suite
-from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig
-from fwpkm_jax.evaluation.longbench.evaluate import LongBenchConfig
 from fwpkm_jax.evaluation.reconfigure import reconfigure
+from fwpkm_jax.paper.evaluation.continual import ContinualConfig
+from fwpkm_jax.paper.evaluation.longbench import LongBenchConfig
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
 from lab.study import controls
@@ -42,6 +42,7 @@ from lab.study.lines import make_lines, trained_loss
 from lab.study.tables import tables
 
 RUNS_DIR = Path("runs/study")
+CONFIGS = "lab/study/configs.py"
 DATA = Path("../shared/data")
 EXCERPTS = RUNS_DIR / "books_excerpts.jsonl"
 EXCERPT_CHARACTERS = 12_500
@@ -115,7 +116,7 @@ def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
     return {
         "ppl": (
             "ppl",
-            PerplexityConfig(data=(str(EXCERPTS),), write="both" if has_memory else "on"),
+            PerplexityConfig(write="both" if has_memory else "on"),
         ),
         **{
             label: ("needle", options)
@@ -170,13 +171,13 @@ def _frozen_needles(*, samples: int) -> NeedleConfig:
 
 def _controls() -> dict[str, tuple[str, Any]]:
     """More of models with FwPKM: a memory that is reset, no reads, needles in other words."""
-    text, (short, long, _) = (str(EXCERPTS),), HAYSTACKS.values()
+    short, long, _ = HAYSTACKS.values()
     near = NeedleConfig(
         haystack_words=(short,), samples=100, readings=(1, 4), reset_memory_between_samples=True
     )
     return {
-        "ppl_reset": ("ppl", PerplexityConfig(data=text, write="on", memory_reset="document")),
-        ABLATED: ("ppl", PerplexityConfig(data=text, write="off")),
+        "ppl_reset": ("ppl", PerplexityConfig(write="on", memory_reset="document")),
+        ABLATED: ("ppl", PerplexityConfig(write="off")),
         "needle_reset": ("needle", near),
         "needle_8x_reset": ("needle", replace(near, haystack_words=(long,), samples=120)),
         OTHER: ("needle", NeedleConfig(sample_files=(), samples=100, readings=(1, 4))),
@@ -213,7 +214,15 @@ def make_run(name: str, seed: int, only: Sequence[str] = ()) -> dict[str, Any]:
         for split in ("train", "valid"):
             options += [f"--data.{split}_paths", str(DATA / "books" / f"{split}.jsonl")]
         config, more = config_of(name)
-        command = [sys.executable, "-m", "fwpkm_jax", "train", f"study/{config}", *options, *more]
+        command = [
+            sys.executable,
+            "-m",
+            "fwpkm_jax",
+            "train",
+            f"{CONFIGS}:{config}",
+            *options,
+            *more,
+        ]
         subprocess.run(command, check=True)
     run = load_run(directory)
     subject = subject_of(run, name=str(directory))
@@ -223,6 +232,8 @@ def make_run(name: str, seed: int, only: Sequence[str] = ()) -> dict[str, Any]:
             continue
         began = time.monotonic()
         one, options = _prepared(subject, label, options, results)
+        if evaluation == "ppl":
+            one = replace(one, text_paths=(str(EXCERPTS),))
         run_suite(one, (evaluation,), directory=results, configs={evaluation: options})
         print(f"{directory} {label}: {time.monotonic() - began:.0f} s", flush=True)
     line = {"run": f"{name}:{seed}", "train_loss": round(trained_loss(directory), 5)}

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.data import TextData, load_tokenizer, needle_question, needle_sentence
-from fwpkm_jax.evaluation.needle import NeedleSample
-from fwpkm_jax.evaluation.needle.samples import Needle
+from fwpkm_jax.evaluation.needle.samples import Needle, NeedleSample
 from fwpkm_jax.run import Run
 from fwpkm_jax.training.state import init_state, model_graph
 from lab.study import controls, other_words

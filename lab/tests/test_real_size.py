@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import carried_verdicts
 from benchmarks.compiled import executables
 from fwpkm_jax.rules import FwPKM
 from lab.study.real_size import evaluation, kernels, sizes, tables, text
@@ -203,13 +204,13 @@ def test_kernels_are_checked_side_by_side_and_verdicts_are_kept(tmp_path, monkey
     def run_apart(check, kernel, device_kind):
         together.wait()  # Only passes when all run at once.
         assert (kernel, device_kind) == ("gpu", "a GPU")
-        return verdicts.Verdict("differs" if check is kernels.CHECKS["slot_dot"] else None)
+        return verdicts.Verdict("differs" if check is kernels.CHECKS["slot_read"] else None)
 
-    expected = {op: "differs" if op == "slot_dot" else None for op in kernels.CHECKS}
+    expected = {op: "differs" if op == "slot_read" else None for op in kernels.CHECKS}
     assert kernels.check_side_by_side("a GPU", run_apart) == expected
     # The barrier would break now.
     assert kernels.check_side_by_side("a GPU", run_apart) == expected
-    verdicts.give(tmp_path / "verdicts.json")
+    carried_verdicts.give(tmp_path / "verdicts.json")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     assert kernels.prepare(tmp_path / "verdicts.json")["taken"] == len(expected)
     assert kernels.check_side_by_side("a GPU", run_apart) == expected
@@ -226,8 +227,7 @@ def test_every_operation_of_a_step_has_a_kernel_on_a_gpu_and_a_check_among_those
         dispatch.decisions.clear()
         training_step(model, size).trace(jax.eval_shape(first_state(model, size), 0), batch)
         found = {(op, chosen) for op, chosen, _ in dispatch.decisions}
-    # The kernel of slot_dot is chosen with the operation that calls it, and checked alone.
-    assert found == {(op, "gpu") for op in kernels.CHECKS if op != "slot_dot"}
+    assert found == {(op, "gpu") for op in kernels.CHECKS}
 
 
 def test_what_is_not_there_is_named(tmp_path):
@@ -248,7 +248,7 @@ def test_what_is_not_there_is_named(tmp_path):
 def test_a_sitting_packs_books_trains_in_turns_and_evaluates(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     carried, cache = tmp_path / "verdicts.json", tmp_path / "compiled"
-    verdicts.give(carried)
+    carried_verdicts.give(carried)
     kept = jax.config.values["jax_compilation_cache_dir"]
     write_books(tmp_path, books(6, 12_000), books(3, 8000, seed=1))
     packed, out = tmp_path / "packed", tmp_path / "out"

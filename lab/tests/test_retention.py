@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fwpkm_jax.core.streams.queue import Pending
+from fwpkm_jax.core.streams.pending import Pending
 from fwpkm_jax.data import TextData
-from fwpkm_jax.evaluation.continual.domains import read_domains
 from fwpkm_jax.generation import init_generation
+from fwpkm_jax.paper.evaluation.domains import read_domains
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run
 from fwpkm_jax.training.state import init_state, model_graph

@@ -121,11 +121,11 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
     fewer = [*every, "needle_frozen", "continual"]
     assert evaluated == [*fewer, *ungated, *fewer]
     first, second, third = runs
-    assert first[1:5] == ["-m", "fwpkm_jax", "train", "study/gdn_swa__fwmlp"]
+    assert first[1:5] == ["-m", "fwpkm_jax", "train", "lab/study/configs.py:gdn_swa__fwmlp"]
     assert first[first.index("--run_dir") + 1] == str(tmp_path / "gdn_swa__fwmlp_seed0")
-    assert second[4] == "study/gdn_swa__fwpkm"
+    assert second[4] == "lab/study/configs.py:gdn_swa__fwpkm"
     assert second[-4:] == [*study.WITHOUT_GATES]
-    assert third[4] == "study/gdn_swa__fwpkm"
+    assert third[4] == "lab/study/configs.py:gdn_swa__fwpkm"
     assert third[-2:] == ["--model.fast_weight.rule.inner_steps", "4"]
     lines = result_lines(out)
     assert [line["run"] for line in lines] == [*names]
@@ -182,7 +182,7 @@ def test_the_tables_show_the_lines(runs, tmp_path, capsys):
 @pytest.fixture(scope="module")
 def subject():
     """A model of the study with small tables, and text in which needles can be hidden."""
-    experiment = load_config("study/gdn_swa__fwpkm")
+    experiment = load_config("lab/study/configs.py:gdn_swa__fwpkm")
     fast = replace(experiment.model.fast_weight, rule=FwPKM(num_subkeys=8, key_dim=16, value_dim=8))
     experiment = replace(experiment, model=replace(experiment.model, fast_weight=fast))
     state = init_state(

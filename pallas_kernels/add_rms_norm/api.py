@@ -1,21 +1,24 @@
 """A residual sum with its RMS norm, by kernels with their own backward pass or in plain JAX."""
 
-import functools
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.add_rms_norm import reference
-from pallas_kernels.add_rms_norm.reference import AddRMSNorm
-from pallas_kernels.add_rms_norm.specs import CHECK_RATIOS, CHECKED, SPECS, sample
-from pallas_kernels.checks import LANES, assert_results_agree
-from pallas_kernels.dispatch import Backend, Kernel, implementation
+from fwpkm_jax.core.numerics import rms_normalize
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, run_kernels
+from pallas_kernels.refusals import FLOATS, ragged, refusal
 
-OP = "add_rms_norm"
 WIDEST = 2048
 """Widest rows of the kernels, whose threads hold a row and its cotangents in registers."""
+
+
+class AddRMSNorm(NamedTuple):
+    """A residual stream and its norm, both in the stream's dtype."""
+
+    total: jax.Array
+    normed: jax.Array
 
 
 def add_rms_norm(
@@ -50,80 +53,27 @@ def add_rms_norm(
       ValueError: `backend="pallas"` on a platform without a kernel.
       NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
     """
-    chosen = implementation(
-        OP,
-        backend,
-        kernels=("gpu",),
-        supports=functools.partial(_refusal, x, branch, scale),
-        check=check_norms,
-    )
+    chosen = ADD_RMS_NORM.choose(backend, x, branch, scale)
     if chosen == "reference":
-        return reference.add_rms_norm(x, branch, scale, eps=eps)
-    rows = (-1, x.shape[-1])
-    added = None if branch is None else branch.reshape(rows)
-    results: Any = _run(float(eps), branch is None, x.reshape(rows), added, scale)
-    total, normed = results
-    return AddRMSNorm(total.reshape(x.shape), normed.reshape(x.shape))
+        total = x if branch is None else x + branch
+        scale = jnp.expand_dims(scale, range(x.ndim - 1))
+        return AddRMSNorm(total, (rms_normalize(total, eps=eps) * scale).astype(x.dtype))
+    terms = (y if y is None else y.reshape(-1, y.shape[-1]) for y in (x, branch))
+    results = run_kernels(module_of("add_rms_norm", chosen), *terms, scale, eps=float(eps))
+    return AddRMSNorm(*(y.reshape(x.shape) for y in results))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _run(eps, alone, x, branch, scale) -> tuple[jax.Array, jax.Array]:
-    del alone
-    return _forward(eps, x, branch, scale)[:2]
+def _refuses(_: Kernel, x: jax.Array, branch: jax.Array | None, scale: jax.Array) -> str | None:
+    one = x if branch is None else branch
+    alike = (one.shape, one.dtype) == (x.shape, x.dtype)
+    width = x.shape[-1]
+    return refusal(
+        (x.dtype not in FLOATS, f"a stream in {x.dtype}, only float32 and bfloat16"),
+        (not alike, f"a branch {one.dtype}{[*one.shape]} beside a stream {x.dtype}{[*x.shape]}"),
+        (scale.dtype != jnp.float32, f"a scale in {scale.dtype}, only float32"),
+        (x.size == 0, f"a stream of shape {x.shape}, at least one row"),
+        ragged(width, WIDEST, of="values"),
+    )
 
 
-def _run_forward(eps, alone, x, branch, scale):
-    del alone
-    total, normed, inverses = _forward(eps, x, branch, scale)
-    return (total, normed), (total, scale, inverses)
-
-
-def _run_backward(eps, alone, saved, cotangents):
-    del eps
-    x_bar, scale_bar = _backward(*saved, *cotangents)
-    return x_bar, None if alone else x_bar, scale_bar
-
-
-_run.defvjp(_run_forward, _run_backward)
-
-
-# `jit` traces these once for equal arguments, so a model lowers its kernels once, not per layer.
-@functools.partial(jax.jit, static_argnums=0)
-def _forward(eps: float, x: jax.Array, branch: jax.Array | None, scale: jax.Array) -> tuple:
-    from pallas_kernels.add_rms_norm import gpu
-
-    return gpu.forward(x, branch, scale, eps=eps)
-
-
-@jax.jit
-def _backward(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
-    from pallas_kernels.add_rms_norm import gpu
-
-    return gpu.backward(*arrays)
-
-
-def _refusal(
-    x: jax.Array, branch: jax.Array | None, scale: jax.Array, kernel: Kernel
-) -> str | None:
-    """None, or why the kernels do not accept these arrays."""
-    del kernel
-    if x.dtype not in (jnp.float32, jnp.bfloat16):
-        return f"a stream in {x.dtype}, only float32 and bfloat16"
-    if branch is not None and (branch.shape, branch.dtype) != (x.shape, x.dtype):
-        return f"a branch {branch.dtype}{[*branch.shape]} beside a stream {x.dtype}{[*x.shape]}"
-    if scale.dtype != jnp.float32:
-        return f"a scale in {scale.dtype}, only float32"
-    if x.size == 0:
-        return f"a stream of shape {x.shape}, at least one row"
-    if x.shape[-1] % LANES or x.shape[-1] > WIDEST:
-        return f"rows of {x.shape[-1]} values, only multiples of {LANES} up to {WIDEST}"
-    return None
-
-
-def check_norms(kernel: Kernel) -> None:
-    """Runs the kernels on this device; raises if they differ from the reference."""
-    del kernel  # It is the one of this device.
-    for spec in (spec for spec in SPECS if spec.name in CHECKED):
-        op = functools.partial(add_rms_norm, eps=spec.eps)
-        for dtype, ratio in CHECK_RATIOS.items():
-            assert_results_agree(op, sample(spec, jnp.dtype(dtype)), ratio=ratio)
+ADD_RMS_NORM = Operation("add_rms_norm", _refuses, kernels=("gpu",))

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pallas_kernels.spec import Spec
+from pallas_kernels.add_rms_norm.api import add_rms_norm
+from pallas_kernels.dispatch import Kernel
+from pallas_kernels.spec import Comparison, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +39,6 @@ SPECS = (
         compiled=True,
     ),
 )
-CHECKED = ("100_tokens", "paper", "paper_alone")
-"""Compared with the reference on a device before the first use there."""
-CHECK_RATIOS = {"float32": 1e-5, "bfloat16": 8e-3}
-"""Largest differences allowed in that comparison, relative to an array's norm, by the stream's
-dtype: the reference rounds its cotangents to bfloat16 before it adds them."""
 
 
 def sample(spec: NormSpec, dtype: DTypeLike) -> dict[str, jax.Array | None]:
@@ -53,3 +50,18 @@ def sample(spec: NormSpec, dtype: DTypeLike) -> dict[str, jax.Array | None]:
         "branch": jax.random.normal(rngs[1], shape, dtype) if spec.branch else None,
         "scale": 1 + 0.3 * jax.random.normal(rngs[2], (spec.width,), jnp.float32),
     }
+
+
+COMPARISON = Comparison(
+    specs=SPECS,
+    sample=sample,
+    call=lambda spec, dtype, **arrays: add_rms_norm(**arrays, eps=spec.eps),
+    checked=("100_tokens", "paper", "paper_alone"),
+    # The reference rounds its cotangents to bfloat16 before it adds them.
+    ratios={"float32": 1e-5, "bfloat16": 8e-3},
+)
+
+
+def check(_: Kernel) -> None:
+    """Raises AssertionError if this device's kernels differ from plain JAX."""
+    COMPARISON.check()

@@ -1,18 +1,14 @@
 """Cross-entropies and gradients of rows of logits, by a kernel or in plain JAX."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core import cross_entropy as reference
-from pallas_kernels.checks import LANES, relative_errors
-from pallas_kernels.cross_entropy.specs import CHECK_RATIOS, CHECKED, SPECS, sample
-from pallas_kernels.dispatch import Backend, Kernel, implementation
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of
+from pallas_kernels.refusals import FLOATS, ragged, refusal
 
-OP = "cross_entropy"
 WIDEST = 56_320
 """Most logits of a row that fit the shared memory of a GPU's processor."""
 
@@ -46,51 +42,25 @@ def row_cross_entropy(
       NotImplementedError: `backend="pallas"` with a vocabulary or dtypes that the kernel does not
         take.
     """
-    chosen = implementation(
-        OP,
-        backend,
-        kernels=("gpu",),
-        supports=functools.partial(_refusal, logits, labels, weights, jnp.dtype(dtype)),
-        check=check_rows,
-    )
+    chosen = CROSS_ENTROPY.choose(backend, logits, labels, weights, jnp.dtype(dtype))
     if chosen == "reference":
         return reference.row_cross_entropy(logits, labels, weights, dtype=dtype)
-    from pallas_kernels.cross_entropy import gpu
+    kernels = module_of("cross_entropy", chosen)
+    return kernels.row_cross_entropy(logits, labels, weights, dtype=dtype)
 
-    return gpu.row_cross_entropy(logits, labels, weights, dtype=dtype)
 
-
-def _refusal(
-    logits: jax.Array, labels: jax.Array, weights: jax.Array, dtype: jnp.dtype, kernel: Kernel
+def _refuses(
+    _: Kernel, logits: jax.Array, labels: jax.Array, weights: jax.Array, dtype: jnp.dtype
 ) -> str | None:
-    """None, or why the kernel does not accept these arrays."""
-    del kernel
-    if {logits.dtype, weights.dtype} != {jnp.dtype(jnp.float32)}:
-        return f"{logits.dtype} logits with {weights.dtype} weights, only float32"
-    if labels.dtype != jnp.int32:
-        return f"{labels.dtype} labels, only int32"
-    if dtype not in (jnp.float32, jnp.bfloat16):
-        return f"a gradient in {dtype}, only float32 and bfloat16"
-    tokens, vocab = logits.shape
-    if tokens == 0:
-        return f"logits of shape {logits.shape}, at least one row"
-    if vocab % LANES or not 0 < vocab <= WIDEST:
-        return f"rows of {vocab} logits, only multiples of {LANES} up to {WIDEST}"
-    return None
+    inputs = {str(logits.dtype), str(weights.dtype)}
+    given = f"{logits.dtype} logits with {weights.dtype} weights"
+    return refusal(
+        (inputs != {"float32"}, f"{given}, only float32"),
+        (labels.dtype != jnp.int32, f"{labels.dtype} labels, only int32"),
+        (dtype not in FLOATS, f"a gradient in {dtype}, only float32 and bfloat16"),
+        (logits.shape[0] == 0, f"logits of shape {logits.shape}, at least one row"),
+        ragged(logits.shape[1], WIDEST, of="logits"),
+    )
 
 
-def check_rows(kernel: Kernel) -> None:
-    """Runs the kernel on this device; raises if it differs from the reference."""
-    del kernel  # It is the one of this device.
-    for spec in (spec for spec in SPECS if spec.name in CHECKED):
-        arrays = sample(spec)
-        for dtype, ratio in CHECK_RATIOS.items():
-            results = (
-                jax.jit(functools.partial(row_cross_entropy, dtype=dtype, backend=x))(**arrays)
-                for x in ("pallas", "reference")
-            )
-            for name, error in relative_errors(*results).items():
-                if not error <= ratio:
-                    raise AssertionError(
-                        f"result {name} differs by {error:.2g} of its norm in {dtype} ({spec.name})"
-                    )
+CROSS_ENTROPY = Operation("cross_entropy", _refuses, kernels=("gpu",))

@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
 from pallas_kernels import dispatch
-from pallas_kernels.mosaic_gpu import WARPGROUP, index32
+from pallas_kernels.mosaic_gpu import WARPGROUP, index32, launch_grid
 
 TILE = 32
 """Groups of 128 logits that arrive together: 16 kB."""
@@ -41,11 +41,13 @@ def row_cross_entropy(
         last: Any = tile_refs[-1] if rest else None
         token = jax.lax.axis_index("token")
 
+        # A row is copied whole, once; later tiles arrive while the first ones are summed.
         for tile in range(tiles):
             size, target = (TILE, whole.at[tile]) if tile < full else (rest, last)
             source = logits.at[token, pl.ds(tile * TILE, size)]
             plgpu.copy_gmem_to_smem(source, target, arrived.at[tile])
         label, weight = labels[token], weights[token]
+        # A label outside the vocabulary reads inside it, and its logit is then left out.
         at_label = jnp.clip(label, 0, vocab - 1)
         label_logit = logits[token, at_label // lanes, at_label % lanes]
 
@@ -67,6 +69,7 @@ def row_cross_entropy(
 
             nothing = _laid_out(jnp.zeros((TILE, lanes), jnp.float32))
             maximum, sums = jax.lax.fori_loop(0, full, accumulate, (maximum, nothing))
+            # One sum across threads for all tiles, not one for each.
             total = jnp.sum(sums)
         if rest:
             plgpu.barrier_wait(arrived.at[full])
@@ -76,6 +79,7 @@ def row_cross_entropy(
         losses[token] = normalizer - jnp.where(label == at_label, label_logit, 0.0)
 
         def write(tile: Any, size: int, source: Any) -> None:
+            # The second pass over the row reads shared memory.
             probabilities = jnp.exp(_load(source) - normalizer)
             here = _places(size, lanes) == label - tile * (TILE * lanes)
             slope = weight * jnp.where(here, probabilities - 1, probabilities)
@@ -91,25 +95,24 @@ def row_cross_entropy(
         if rest:
             write(full, rest, last)
 
-    losses, slopes = plgpu.kernel(
+    losses, slopes = launch_grid(
         kernel,
+        logits.reshape(tokens, -1, lanes),
+        labels,
+        weights,
         out_type=[
             jax.ShapeDtypeStruct((tokens,), jnp.float32),
             jax.ShapeDtypeStruct((tokens, vocab // lanes, lanes), dtype),
         ],
-        scratch_types=[
+        scratch=[
             *[plgpu.SMEM((full, TILE, lanes), jnp.float32)] * (full > 0),
             *[plgpu.SMEM((rest, lanes), jnp.float32)] * (rest > 0),
             plgpu.Barrier(num_barriers=tiles),
         ],
-        grid=(tokens,),
-        grid_names=("token",),
-        kernel_name="cross_entropy",
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
-        ),
-        interpret=dispatch.gpu_interpreter(),
-    )(logits.reshape(tokens, -1, lanes), labels, weights)
+        grid={"token": tokens},
+        name="cross_entropy",
+        compiler={"approx_math": True},
+    )
     return losses, slopes.reshape(tokens, vocab)
 
 

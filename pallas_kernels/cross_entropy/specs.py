@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.spec import Spec
+from pallas_kernels.cross_entropy.api import row_cross_entropy
+from pallas_kernels.dispatch import Kernel
+from pallas_kernels.spec import Comparison, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +29,6 @@ SPECS = (
     RowSpec(name="widest", tokens=133, vocab=56_320, small=False, compiled=True),
     RowSpec(name="paper", tokens=2048, vocab=32_000, small=False, compiled=True),
 )
-CHECKED = ("tiles_and_rest", "paper")
-"""Compared with the reference on a device before the first use there."""
-CHECK_RATIOS = {"float32": 2e-5, "bfloat16": 2e-3}
-"""Largest differences allowed in that comparison, relative to an array's norm, by the gradient's
-dtype: in bfloat16, numbers that differ in float32's last bits may round to neighbours."""
 
 
 def sample(spec: RowSpec, dtype: object = jnp.float32) -> dict[str, jax.Array]:
@@ -49,3 +46,19 @@ def sample(spec: RowSpec, dtype: object = jnp.float32) -> dict[str, jax.Array]:
         "labels": labels.at[: len(ends)].set(ends),
         "weights": jnp.where(jnp.arange(spec.tokens) % 4 == 3, 0.0, weights),
     }
+
+
+COMPARISON = Comparison(
+    specs=SPECS,
+    sample=sample,
+    call=lambda spec, dtype, **arrays: row_cross_entropy(**arrays, dtype=dtype),
+    checked=("tiles_and_rest", "paper"),
+    # In bfloat16, numbers that differ in float32's last bits may round to neighbours.
+    ratios={"float32": 2e-5, "bfloat16": 2e-3},
+    fixed=("logits", "weights"),
+)
+
+
+def check(_: Kernel) -> None:
+    """Raises AssertionError if this device's kernel differs from plain JAX."""
+    COMPARISON.check()

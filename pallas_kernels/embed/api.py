@@ -7,13 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from fwpkm_jax.core.slots.values.grouping import group_slots
-from pallas_kernels.checks import assert_results_agree, refuse_rows
-from pallas_kernels.dispatch import Backend, Kernel, implementation
-from pallas_kernels.embed import reference
-from pallas_kernels.embed.specs import CHECK_RATIO, CHECKED, SPECS, sample
+from pallas_kernels.dispatch import Backend, Kernel, Operation, custom_vjp
+from pallas_kernels.refusals import refusal, refuse_rows
 from pallas_kernels.row_gradients import add
 
-OP = "embed"
 WIDEST = 1024
 """Widest rows of the kernel, whose threads hold several of them in registers."""
 
@@ -39,34 +36,27 @@ def embed(
       ValueError: `backend="pallas"` on a platform without a kernel.
       NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
     """
-    chosen = implementation(
-        OP,
-        backend,
-        kernels=("gpu",),
-        supports=functools.partial(_refusal, table, tokens),
-        check=check_rows,
-        uses=("slot_add",),
-    )
+    chosen = EMBED.choose(backend, table, tokens)
     if chosen == "reference":
-        return reference.embed(table, tokens)
-    return _run(chosen, table.shape[0], table, tokens)
+        return table.at[tokens].get(mode="fill", fill_value=jnp.nan)
+    return _rows(chosen, table.shape[0], table, tokens)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _run(chosen: Kernel, vocab: int, table: jax.Array, tokens: jax.Array) -> jax.Array:
+@custom_vjp(fixed=2)
+def _rows(chosen: Kernel, vocab: int, table: jax.Array, tokens: jax.Array) -> jax.Array:
     del chosen, vocab
-    return reference.embed(table, tokens)
+    return embed(table, tokens, backend="reference")
 
 
-def _run_forward(chosen, vocab, table, tokens):
-    return _run(chosen, vocab, table, tokens), tokens
+def _rows_forward(chosen, vocab, table, tokens):
+    return _rows(chosen, vocab, table, tokens), tokens
 
 
-def _run_backward(chosen, vocab, tokens, rows_bar):
+def _rows_backward(chosen, vocab, tokens, rows_bar):
     return _summed(chosen, vocab, tokens, rows_bar), None
 
 
-_run.defvjp(_run_forward, _run_backward)
+_rows.defvjp(_rows_forward, _rows_backward)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -84,19 +74,13 @@ def _summed(chosen: Kernel, vocab: int, tokens: jax.Array, rows: jax.Array) -> j
     return add(chosen, False, table, groups, ones, rows)[0]
 
 
-def _refusal(table: jax.Array, tokens: jax.Array, kernel: Kernel) -> str | None:
-    """None, or why the kernel does not add up such rows."""
-    if table.dtype != jnp.float32:
-        return f"a table in {table.dtype}, only float32"
-    if tokens.size == 0:
-        return f"tokens of shape {tokens.shape}, at least one"
-    if table.shape[1] > WIDEST:
-        return f"rows of {table.shape[1]} values, at most {WIDEST}"
-    return refuse_rows(table, (), kernel)
+def _refuses(kernel: Kernel, table: jax.Array, tokens: jax.Array) -> str | None:
+    found = refusal(
+        (table.dtype != jnp.float32, f"a table in {table.dtype}, only float32"),
+        (tokens.size == 0, f"tokens of shape {tokens.shape}, at least one"),
+        (table.shape[1] > WIDEST, f"rows of {table.shape[1]} values, at most {WIDEST}"),
+    )
+    return found or refuse_rows(kernel, table)
 
 
-def check_rows(kernel: Kernel) -> None:
-    """Runs the kernel on this device; raises if it differs from the reference."""
-    del kernel  # It is the one of this device.
-    for spec in (spec for spec in SPECS if spec.name in CHECKED):
-        assert_results_agree(embed, sample(spec, jnp.float32), ratio=CHECK_RATIO)
+EMBED = Operation("embed", _refuses, kernels=("gpu",), uses=("slot_add",))

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pallas_kernels.spec import Spec
+from pallas_kernels.dispatch import Kernel
+from pallas_kernels.embed.api import embed
+from pallas_kernels.spec import Comparison, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +32,6 @@ SPECS = (
         name="paper", batch=8, length=4096, vocab=32000, width=768, small=False, compiled=True
     ),
 )
-CHECKED = ("one_often", "100_tokens")
-"""Compared with the reference on a device before the first use there."""
-CHECK_RATIO = 1e-5
-"""Largest difference allowed in that comparison, relative to an array's norm."""
 
 
 def sample(spec: EmbedSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
@@ -46,3 +44,17 @@ def sample(spec: EmbedSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
         "table": jax.random.normal(rngs[1], (spec.vocab, spec.width), dtype),
         "tokens": jnp.where(jax.random.bernoulli(rngs[2], 0.5, shape), 0, tokens),
     }
+
+
+COMPARISON = Comparison(
+    specs=SPECS,
+    sample=sample,
+    call=lambda spec, dtype, **arrays: embed(**arrays),
+    checked=("one_often", "100_tokens"),
+    ratios={"float32": 1e-5},
+)
+
+
+def check(_: Kernel) -> None:
+    """Raises AssertionError if this device's kernel differs from plain JAX."""
+    COMPARISON.check()

@@ -1,18 +1,14 @@
 """The gated delta rule in chunks, computed by kernels with their own backward pass."""
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from fwpkm_jax.core.recurrence.gated_delta import GatedDeltaOutput
+from fwpkm_jax.core.recurrence.gated_delta import chunk_gated_delta_rule as reference
 from fwpkm_jax.core.recurrence.linear_recurrence import forgetting
-from pallas_kernels.checks import assert_results_agree
-from pallas_kernels.dispatch import Backend, Kernel, implementation, module_of
-from pallas_kernels.gated_delta import reference
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, run_kernels
 from pallas_kernels.gated_delta.arguments import (
     CHUNK,
     WIDEST_KEY,
@@ -20,10 +16,7 @@ from pallas_kernels.gated_delta.arguments import (
     WIDTH_STEP,
     Inputs,
 )
-from pallas_kernels.gated_delta.reference import GatedDeltaOutput
-from pallas_kernels.gated_delta.specs import CHECK_RATIOS, CHECKED, SPECS, sample
-
-OP = "chunk_gated_delta_rule"
+from pallas_kernels.refusals import refusal
 
 
 def chunk_gated_delta_rule(
@@ -71,30 +64,15 @@ def chunk_gated_delta_rule(
         raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")
     if starts is not None:  # Makes the decay exactly 0, for kernels and reference.
         log_decay = forgetting(log_decay, starts, dtype=log_decay.dtype)
-    arrays = (query, key, value, log_decay, beta)
-    arrays += () if initial_state is None else (initial_state,)
-    chosen = implementation(
-        OP,
-        backend,
-        supports=lambda kernel: _refusal(key, value, arrays),
-        check=check_rule,
-    )
+    arrays = query, key, value, log_decay, beta, initial_state
+    chosen = GATED_DELTA.choose(backend, *arrays)
     if chosen == "reference":
-        return reference.chunk_gated_delta_rule(
-            query,
-            key,
-            value,
-            log_decay=log_decay,
-            beta=beta,
-            initial_state=initial_state,
-            scale=scale,
-            chunk_size=chunk_size,
-        )
-
+        how = {"log_decay": log_decay, "beta": beta, "initial_state": initial_state}
+        return reference(query, key, value, **how, scale=scale, chunk_size=chunk_size)
+    kernels = module_of("gated_delta", chosen)
     scale = key.shape[-1] ** -0.5 if scale is None else float(scale)
+    output, final = run_kernels(kernels, *_prepare(*arrays), scale=scale)
     length, key_dim, value_dim = value.shape[1], key.shape[-1], value.shape[-1]
-    inputs = _prepare(query, key, value, log_decay, beta, initial_state)
-    output, final = _run(module_of("gated_delta", chosen), scale, *inputs)
     return GatedDeltaOutput(output[:, :length, :, :value_dim], final[:, :, :key_dim, :value_dim])
 
 
@@ -127,52 +105,14 @@ def _fill(x: jax.Array, multiples: dict[int, int]) -> jax.Array:
     return jnp.pad(x, [(0, -n % multiples.get(axis, 1)) for axis, n in enumerate(x.shape)])
 
 
-def _primal(kernels: Any, scale: float, *inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    output, final, _ = _forward(kernels.forward, scale, False, Inputs(*inputs))
-    return output, final
+def _refuses(_: Kernel, query, key, value, *others: jax.Array | None) -> str | None:
+    arrays = (x for x in (query, key, value, *others) if x is not None)
+    keys, values = key.shape[-1], value.shape[-1]
+    return refusal(
+        (any(x.dtype == jnp.float64 for x in arrays), "float64"),
+        (keys > WIDEST_KEY, f"keys of width {keys}, at most {WIDEST_KEY}"),
+        (values > WIDEST_VALUE, f"values of width {values}, at most {WIDEST_VALUE}"),
+    )
 
 
-def _run_forward(kernels, scale, *inputs):
-    inputs = Inputs(*inputs)
-    output, final, residuals = _forward(kernels.forward, scale, True, inputs)
-    return (output, final), (inputs, residuals)
-
-
-def _run_backward(kernels, scale, saved, cotangents):
-    return tuple(_backward(kernels.backward, scale, saved, cotangents))
-
-
-_run = jax.custom_vjp(_primal, nondiff_argnums=(0, 1))
-
-_run.defvjp(_run_forward, _run_backward)
-
-
-# `jit` traces these once for equal arguments, so a model lowers its kernels once, not per layer.
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _forward(kernels: Callable[..., Any], scale: float, save: bool, inputs: Inputs) -> Any:
-    return kernels(inputs, scale=scale, save=save)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _backward(kernels: Callable[..., Inputs], scale: float, saved: Any, cotangents: Any) -> Inputs:
-    return kernels(*saved, *cotangents, scale=scale)
-
-
-def _refusal(key, value, arrays) -> str | None:
-    """None, or why no kernel accepts these arrays."""
-    if any(x.dtype == jnp.float64 for x in arrays):
-        return "float64"
-    if key.shape[-1] > WIDEST_KEY:
-        return f"keys of width {key.shape[-1]}, at most {WIDEST_KEY}"
-    if value.shape[-1] > WIDEST_VALUE:
-        return f"values of width {value.shape[-1]}, at most {WIDEST_VALUE}"
-    return None
-
-
-def check_rule(kernel: Kernel) -> None:
-    """Runs the kernels on this device; raises if they differ from the reference."""
-    del kernel  # It is the one of this device.
-    spec = next(spec for spec in SPECS if spec.name == CHECKED)
-    for dtype, ratio in CHECK_RATIOS.items():
-        arrays = sample(spec, jnp.dtype(dtype))
-        assert_results_agree(chunk_gated_delta_rule, arrays, ratio=ratio)
+GATED_DELTA = Operation("chunk_gated_delta_rule", _refuses, folder="gated_delta")

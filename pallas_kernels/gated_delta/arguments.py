@@ -43,6 +43,13 @@ class Residuals(NamedTuple):
     """`[batch, chunks, heads, chunk, chunk]`: the inverse of each chunk's triangular matrix."""
 
 
+class Saved(NamedTuple):
+    """What the backward pass reads."""
+
+    inputs: Inputs
+    residuals: Residuals
+
+
 class Vectors(NamedTuple):
     """Numbers per token for the GPU's stages, `[batch, chunks, heads, chunk]` float32."""
 

@@ -1,46 +1,28 @@
 """The backward pass of one chunk of the gated delta rule, derived in docs/explanation/math.md."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.gated_delta.arguments import Inputs
 from pallas_kernels.gated_delta.chunk import chunk_decays, chunk_written
 from pallas_kernels.gated_delta.tiles import ALONE, SideBySide, column_sum, each, mask, wide
 
 
-class ChunkGradients(NamedTuple):
-    """Cotangents of a chunk's inputs and of the memory at its start."""
-
-    query: jax.Array
-    key: jax.Array
-    value: jax.Array
-    log_decay: jax.Array
-    """`[1, chunk]`."""
-    beta: jax.Array
-    """`[1, chunk]`."""
-    state: jax.Array
-
-
 def chunk_backward(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    log_decay: jax.Array,
-    beta: jax.Array,
-    state: jax.Array,
+    inputs: Inputs,
     inverse: jax.Array,
     d_output: jax.Array,
     d_state: jax.Array,
     side: SideBySide = ALONE,
     *,
     scale: float,
-) -> ChunkGradients:
+) -> Inputs:
     """Cotangents of one chunk's inputs, from those of its output and of the memory after it.
 
-    Args: as for `chunk_forward`; then its result `inverse [chunk, chunk]`, and the cotangents
+    Args: the inputs of `chunk_forward`; its result `inverse [chunk, chunk]`, and the cotangents
       `d_output [chunk, value]` and `d_state [key, value]`, both float32.
     """
+    query, key, value, log_decay, beta, state = inputs
     product, times = side.product, side.scale
     decays, betas = chunk_decays(log_decay, side), side.columns(beta)
     overlap = product(key, key, contract=(1, 1))
@@ -99,7 +81,7 @@ def chunk_backward(
         + column_sum(jnp.where(before, 0.0, side.choose(d_log_to_token, size)))
         + side.choose(d_log_whole, size)
     )
-    return ChunkGradients(
+    return Inputs(
         query=scale * d_query,
         key=d_key,
         value=d_value,

@@ -2,8 +2,8 @@
 
 A GPU has more processors than a batch has memories. So only the walk (`gpu_walk`), with two
 products per chunk, is sequential. The other stages are parallel, with one program for each chunk of
-each head: the preparation (`gpu_prepare`), the output (`gpu_read`) and the cotangents
-(`gpu_before_walk`, `gpu_after_walk`). The backward pass walks the transposed recurrence to find the
+each head: what the walks read (`gpu_prepare`), the output (`gpu_read`) and the cotangents
+(`gpu_after_walk`). The backward pass walks the transposed recurrence to find the
 memory's cotangent after every chunk. All stages are Mosaic GPU kernels; XLA only computes vectors
 with one number per token.
 """
@@ -11,12 +11,11 @@ with one number per token.
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gated_delta.arguments import CHUNK, Inputs, Residuals, Vectors
+from pallas_kernels.gated_delta.arguments import CHUNK, Inputs, Residuals, Saved, Vectors
 from pallas_kernels.gated_delta.chunk import chunk_decays
 from pallas_kernels.gated_delta.gpu_after_walk import after_walk
-from pallas_kernels.gated_delta.gpu_before_walk import before_walk
 from pallas_kernels.gated_delta.gpu_chunk import span_sums
-from pallas_kernels.gated_delta.gpu_prepare import prepare
+from pallas_kernels.gated_delta.gpu_prepare import before_walk, prepare
 from pallas_kernels.gated_delta.gpu_read import read
 from pallas_kernels.gated_delta.gpu_walk import walk
 
@@ -24,47 +23,42 @@ HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def forward(
-    inputs: Inputs, *, scale: float, save: bool
-) -> tuple[jax.Array, jax.Array, Residuals | None]:
-    """Output `[batch, length, heads, value]`, final memory, and residuals (None unless `save`)."""
-    query, key, value, log_decay, beta, start = inputs
+    *inputs: jax.Array, scale: float, save: bool
+) -> tuple[tuple[jax.Array, jax.Array], Saved | None]:
+    """Output `[batch, length, heads, value]` with the final memory, and what `backward` reads."""
+    query, key, value, log_decay, beta, start = Inputs(*inputs)
     vectors, whole = _vectors(log_decay, beta)
-    prepared = prepare(key, value, *vectors)
+    prepared = prepare(key, value, vectors)
     states, final = walk(
         prepared.own, prepared.left, prepared.right, whole, start, None, reverse=False
     )
     residuals = Residuals(states, prepared.inverse)
-    output = read(query, key, value, *vectors[:-1], residuals, scale=scale)
-    return output.astype(jnp.float32), final, residuals if save else None
+    output = read(query, key, value, vectors, residuals, scale=scale)
+    saved = Saved(Inputs(*inputs), residuals) if save else None
+    return (output.astype(jnp.float32), final), saved
 
 
-def backward(
-    inputs: Inputs,
-    residuals: Residuals,
-    d_output: jax.Array,
-    d_state: jax.Array,
-    *,
-    scale: float,
-) -> Inputs:
+def backward(saved: Saved, cotangents: tuple[jax.Array, jax.Array], *, scale: float) -> Inputs:
     """Cotangents of the inputs, in the inputs' dtypes, from those of output and final memory."""
-    query, key, value, log_decay, beta, _ = inputs
+    (query, key, value, log_decay, beta, _), residuals = saved
+    d_output, d_state = cotangents
     vectors, whole = _vectors(log_decay, beta)
     d_output = d_output.astype(key.dtype)
     before = before_walk(query, key, vectors, residuals.inverses, d_output, scale=scale)
     d_after, d_start = walk(
         before.d_errors, before.right, before.left, whole, d_state, before.step, reverse=True
     )
-    cotangents = after_walk(query, key, value, vectors, residuals, d_output, d_after, scale=scale)
+    found = after_walk(query, key, value, vectors, residuals, d_output, d_after, scale=scale)
     # A token's log decay is part of three kinds of decay: from the start to this or a later token,
     # from an earlier token to the end, and of the whole chunk.
     later = jnp.tril(jnp.ones((CHUNK, CHUNK), jnp.float32))  # [r, t]: r >= t
     d_log_decay = (
-        cotangents.log_spans
-        + jnp.einsum("...r,rt->...t", cotangents.log_to_token, later, precision=HIGHEST)
-        + jnp.einsum("...s,ts->...t", cotangents.log_to_end, jnp.tril(later, -1), precision=HIGHEST)
+        found.log_spans
+        + jnp.einsum("...r,rt->...t", found.log_to_token, later, precision=HIGHEST)
+        + jnp.einsum("...s,ts->...t", found.log_to_end, jnp.tril(later, -1), precision=HIGHEST)
         + (whole * _inner(d_after, residuals.states))[..., None]
     )
-    return Inputs(*cotangents[:3], _to_length(d_log_decay), _to_length(cotangents.beta), d_start)
+    return Inputs(*found[:3], _to_length(d_log_decay), _to_length(found.beta), d_start)
 
 
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ BLOCK = 32
 swizzle, so the square tiles have that of 32 columns too."""
 
 
-class There(NamedTuple):
+class GlobalRefs(NamedTuple):
     """Refs to GPU memory: arguments, results, and W and dH, which the part for keys reads again."""
 
     query: Any
@@ -44,7 +44,7 @@ class There(NamedTuple):
 class Program(NamedTuple):
     """What all parts of a program use."""
 
-    there: There
+    gmem: GlobalRefs
     scale: float
     keys: Halves
     """`[1, chunk, key]`, in shared memory like the two squares that follow."""
@@ -57,7 +57,7 @@ class Program(NamedTuple):
     place: tuple
     tokens: tuple
 
-    def anew(self, *tiles: Halves) -> tuple[Halves, ...]:
+    def recomputed(self, *tiles: Halves) -> tuple[Halves, ...]:
         """The only slot of each tile, by an index that the compiler cannot know to be zero.
 
         With known addresses it computes the descriptor of every operand once, in two registers, and

@@ -1,6 +1,6 @@
 """GPU: functions that all stages use for one chunk and head: index, blocks, decays, factors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,6 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import gpu_interpreter
 from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP
 from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
@@ -21,6 +20,7 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     rows_times,
     send,
 )
+from pallas_kernels.mosaic_gpu import NO_BARRIERS, launch_grid
 
 GRID_NAMES = ("batch", "chunks", "heads")
 LEVELS = CHUNK.bit_length() - 1
@@ -28,39 +28,11 @@ LEVELS = CHUNK.bit_length() - 1
 
 
 def launch(
-    kernel: Callable[..., None],
-    *operands: jax.Array,
-    out_type: Any,
-    scratch: Sequence[Any],
-    grid: Sequence[int],
-    axes: Sequence[str] = GRID_NAMES,
-    name: str,
+    *kernel_and_operands: Any, grid: Sequence[int], axes: Sequence[str] = GRID_NAMES, **how: Any
 ) -> Any:
-    """Runs `kernel(*operands, *outputs, *scratch)` as one program, one warpgroup, per grid place.
-
-    Args:
-      kernel: takes refs to operands and outputs in GPU memory, then its scratch memory.
-      operands: arrays that are read.
-      out_type: types of the outputs.
-      scratch: shared memory and barriers of each program.
-      grid: how many programs there are along each axis.
-      axes: the names of these axes.
-      name: of the kernel in profiles.
-    """
-    return plgpu.kernel(
-        kernel,
-        out_type=out_type,
-        scratch_types=scratch,
-        grid=tuple(grid),
-        grid_names=tuple(axes),
-        kernel_name=name,
-        # Layouts mean the same in all versions of JAX, and barriers are where the kernels have
-        # them: JAX would add two to each store to shared memory, and one to each copy.
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
-        ),
-        interpret=gpu_interpreter(),
-    )(*operands)
+    """`launch_grid` of kernels with their own barriers, by default for each chunk of each head."""
+    places = dict(zip(axes, grid, strict=True))
+    return launch_grid(*kernel_and_operands, grid=places, compiler=NO_BARRIERS, **how)
 
 
 def program_place() -> tuple:
@@ -121,6 +93,7 @@ def decays_between(span_sums: Any) -> jax.Array:
     row, column = positions()
     apart, square = row ^ column, (CHUNK, CHUNK)
     spans = jnp.zeros(square, jnp.float32)
+    # The highest bit in which two tokens differ comes last, so its level stays.
     for level in range(LEVELS):
         sums = span_sums.at[level]
         to_half = jax.lax.broadcast_in_dim(load(sums, ROW), square, (1,))
@@ -150,5 +123,6 @@ def send_factors(
       right: GPU memory for the decayed keys.
     """
     put(work, rows_times(to_start, keys))
+    # The walk adds left * memory, so the sign is part of the factor.
     send(work, -multiply(inverse, work), left, reused=True)
     send(work, rows_times(to_end, keys), right)

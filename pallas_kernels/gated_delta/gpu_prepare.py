@@ -1,25 +1,26 @@
-"""GPU: prepares all chunks for the walk in parallel, one program per chunk.
+"""GPU: prepares all chunks for the walks in parallel, one program for each chunk of each head.
 
-Each program computes the products of keys with keys, the decays, the inverse of the triangular
-matrix and the two products with the inverse. Of the `[chunk, chunk]` arrays only the inverse is
-written to GPU memory, because the backward pass reads it.
+Before the walk (`prepare`) a program computes the products of keys with keys, the decays, the
+inverse of the triangular matrix and the two products with the inverse. Of the `[chunk, chunk]`
+arrays only the inverse is written to GPU memory, because the backward pass reads it. Before the
+transposed walk (`before_walk`) it computes what the chunk's output alone sends back; values are
+processed 64 columns at a time. The letters are those of docs/explanation/math.md.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP
+from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Vectors
 from pallas_kernels.gated_delta.gpu_chunk import (
     chunk_tokens,
     column_blocks,
     decays_between,
     launch,
-    positions,
     program_place,
     send_factors,
 )
@@ -38,9 +39,7 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     store,
     two_halves,
 )
-
-SIDE = CHUNK // 2
-"""Columns of a square tile that the inverse handles at a time."""
+from pallas_kernels.gated_delta.gpu_triangle import SIDE, triangle_inverse
 
 
 class Prepared(NamedTuple):
@@ -56,34 +55,21 @@ class Prepared(NamedTuple):
     """Keys times the decay to the chunk's end, like `left`."""
 
 
-def prepare(
-    key: jax.Array,
-    value: jax.Array,
-    span_sums: jax.Array,
-    beta: jax.Array,
-    to_token: jax.Array,
-    to_end: jax.Array,
-) -> Prepared:
+def prepare(key: jax.Array, value: jax.Array, vectors: Vectors) -> Prepared:
     """The inverse of every chunk's triangular matrix, and the arrays that the walk reads.
 
     Args:
       key: `[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk.
       value: `[batch, length, heads, value]`, of the same dtype.
-      span_sums: `[batch, chunks, heads, levels, chunk]` float32, of the log decays.
-      beta: write strengths, `[batch, chunks, heads, chunk]` float32, like the vectors that follow.
-      to_token: decay from the chunk's start to each token.
-      to_end: decay from each token to the chunk's end.
+      vectors: decays and write strengths per token.
     """
-    place, width = beta.shape[:3], key.shape[-1]
+    place, width = vectors.beta.shape[:3], key.shape[-1]
     half = gpu_halves((*place, CHUNK, width), of=key.dtype)
     inverse, own, *halves = launch(
         _prepare_kernel,
         key,
         value,
-        span_sums,
-        beta,
-        to_token,
-        to_end,
+        *vectors,
         out_type=[
             jax.ShapeDtypeStruct((*place, CHUNK, CHUNK), key.dtype),
             jax.ShapeDtypeStruct((*place, CHUNK, value.shape[-1]), key.dtype),
@@ -116,19 +102,20 @@ def _prepare_kernel(key, value, span_sums, beta, to_token, to_end, *refs):
     def vector(of_tokens):
         return load(of_tokens.at[place], COLUMN)
 
-    def anew():
+    def recomputed():
         keys, a, b = (tile.at(zero[0]) for tile in slots)
         return keys, a, b
 
     def operands():
         """The work tiles as operands of the keys' dtype."""
-        return [Halves(*tile.refs[: len(keys.refs)]) for tile in anew()[1:]]
+        return [Halves(*tile.refs[: len(keys.refs)]) for tile in recomputed()[1:]]
 
     blocks = column_blocks(key)
-    keys, a, b = anew()
+    keys, a, b = recomputed()
     for columns in blocks:
         put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
     between = decays_between(span_sums.at[place])
+    # beta * (K K^T) * between: the matrix whose unit triangle is inverted.
     lower = rows_times(vector(beta), multiply(keys, keys.transposed) * between)
     # The keys are fetched again below: their tile, and with bfloat16 the stage, hold the triangle.
     held = Halves(keys.hi, stage if keys.lo is None else keys.lo)
@@ -137,6 +124,7 @@ def _prepare_kernel(key, value, span_sums, beta, to_token, to_end, *refs):
     a, b = operands()
     for columns, half in zip(column_blocks(a.hi, SIDE), inverse, strict=True):
         put(a.at(slice(None), columns), half)
+        # In float32 the registers hold more digits than the two halves.
         if a.lo is not None:
             inverse_out.at[(*place, slice(None), columns)][...] = half
     if a.lo is None:
@@ -146,62 +134,105 @@ def _prepare_kernel(key, value, span_sums, beta, to_token, to_end, *refs):
         block = fetch(key.at[(*tokens, columns)])
         part = (*place, slice(None), columns)
         left, right = (x.at(*part) for x in outputs)
+        # Each vector is loaded where it is used: kept, it would take registers in every loop.
         send_factors(a, b, block, vector(beta) * vector(to_token), vector(to_end), left, right)
     for columns in column_blocks(value):
         a, b = operands()
         put(b, rows_times(vector(beta), fetch(value.at[(*tokens, columns)])))
+        # U = inverse (beta * V).
         store(multiply(a, b), own.at[(*place, slice(None), columns)], stage=stage)
 
 
-def triangle_inverse(lower: Halves, slots: Any, zero: Any) -> list[jax.Array]:
-    """`(I + tril(lower, -1))^-1` like `chunk.write_inverse`, in registers; overwrites `slots`.
+class BeforeWalk(NamedTuple):
+    """Arrays of every chunk that the transposed walk reads."""
 
-    `lower` stays in shared memory, because its 32 registers a thread decide how many programs a
-    processor holds. For the same reason the positions are computed anew for each mask: `zero` holds
-    a 0 that the compiler does not know, so it cannot keep the positions of the mask before.
+    d_errors: jax.Array
+    """`P^T dO`, `[batch, chunks, heads, chunk, value]`, in the keys' dtype."""
+    step: jax.Array
+    """`(gamma Q)^T dO`, `[batch, chunks, heads, key, value]`, in the keys' dtype."""
+    left: Halves
+    """`-Y`, `[batch, chunks, heads, chunk, key]` bfloat16."""
+    right: Halves
+    """Keys times the decay to the chunk's end, like `left`."""
 
-    Up to blocks of 32 all matrices are zero outside the two 32 x 32 squares of the diagonal, and
-    the last product is zero outside one square. Products leave out the other squares.
 
-    Returns:
-      The left and the right 32 columns.
+def before_walk(
+    query: jax.Array,
+    key: jax.Array,
+    vectors: Vectors,
+    inverse: jax.Array,
+    d_output: jax.Array,
+    *,
+    scale: float,
+) -> BeforeWalk:
+    """Cotangents of a chunk's errors and of the memory at its start, from the chunk's output only.
+
+    Args:
+      query: `[batch, length, heads, key]`.
+      key: `[batch, length, heads, key]`.
+      vectors: decays and write strengths per token.
+      inverse: `[batch, chunks, heads, chunk, chunk]`.
+      d_output: `[batch, length, heads, value]`, in the keys' dtype.
+      scale: factor on the queries.
     """
+    place, width, value = vectors.beta.shape[:3], key.shape[-1], d_output.shape[-1]
+    half = gpu_halves((*place, CHUNK, width), of=key.dtype)
+    d_errors, step, *halves = launch(
+        functools.partial(_before_kernel, scale=scale),
+        query,
+        key,
+        *vectors,
+        inverse,
+        d_output,
+        out_type=[
+            jax.ShapeDtypeStruct((*place, CHUNK, value), key.dtype),
+            jax.ShapeDtypeStruct((*place, width, value), key.dtype),
+            *half.refs,
+            *half.refs,
+        ],
+        scratch=[
+            *(smem_halves(CHUNK, width, of=key.dtype) for _ in range(2)),
+            *(smem_halves(CHUNK, CHUNK, of=key.dtype) for _ in range(3)),
+            smem(CHUNK, WIDTH_STEP, key.dtype),
+            plgpu.Barrier(),
+        ],
+        grid=place,
+        name="gated_delta_before_walk",
+    )
+    return BeforeWalk(d_errors, step, *two_halves(halves))
 
-    def joining(block):
-        """True where row and column are in the same pair of blocks but in different blocks."""
-        row, column = positions()
-        row = row + zero[0]
-        apart = row ^ column
-        return (row > column) & (apart >= block) & (apart < 2 * block)
 
-    def anew():
-        return [tile.at(zero[0]) for tile in slots]
+def _before_kernel(query, key, span_sums, beta, to_token, to_end, inverse, d_output, *refs, scale):
+    d_errors, step, *outputs, queries, keys, inverse_tile, attention, work, stage, arrived = refs
+    outputs = two_halves(outputs)
+    place = program_place()
+    tokens = chunk_tokens(place)
+    beta, to_token, to_end = (load(x.at[place], COLUMN) for x in (beta, to_token, to_end))
+    fetch = functools.partial(fetched, stage=stage, arrived=arrived)
 
-    def put_joining(b, block):
-        for half, there in zip(lower, b, strict=True):
-            there[...] = jnp.where(joining(block), load(half), jnp.zeros((), half.dtype))
-        plgpu.commit_smem()
+    blocks = column_blocks(key)
+    for columns in blocks:
+        put(queries.at(slice(None), columns), scale * fetch(query.at[(*tokens, columns)]))
+        put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
+    between = decays_between(span_sums.at[place])
+    # P, without the scale of queries, which they have already.
+    put(attention, multiply(queries, keys.transposed) * between, reused=True)
+    put(inverse_tile, fetch(inverse.at[place]))
+    for columns in blocks:
+        block = joined(keys.at(slice(None), columns))
+        part = (*place, slice(None), columns)
+        left, right = (x.at(*part) for x in outputs)
+        send_factors(inverse_tile, work, block, beta * to_token, to_end, left, right)
+        block = scale * fetch(query.at[(*tokens, columns)])
+        put(queries.at(slice(None), columns), rows_times(to_token, block))
 
-    a, b = anew()
-    sides = column_blocks(a.hi, SIDE)
-    row, column = positions()
-    start = jnp.where(row == column, 1.0, 0.0) - jnp.where(joining(1), joined(lower), 0.0)
-    put(a, start, reused=True)  # Blocks of 2.
-    inverse = [joined(a.at(slice(None), side)) for side in sides]
-    for block in (2**power for power in range(1, SIDE.bit_length() - 1)):
-        a, b = anew()
-        put_joining(b, block)
-        for side in sides:
-            half = b.at(slice(None), side)
-            put(half, multiply(half, a.at(side, side)), reused=True)
-        a, b = anew()
-        for i, side in enumerate(sides):
-            inverse[i] = inverse[i] - multiply(a.at(slice(None), side), b.at(side, side))
-            put(a.at(slice(None), side), inverse[i], reused=True)
-    left, right = sides
-    a, b = anew()
-    put_joining(b, SIDE)
-    half = b.at(slice(None), left)
-    put(half, multiply(half, a.at(left, left)), reused=True)
-    inverse[0] = inverse[0] - multiply(a.at(slice(None), right), b.at(right, left))
-    return inverse
+    for columns in column_blocks(d_output):
+        put(work, fetch(d_output.at[(*tokens, columns)]))
+        # P^T dO.
+        d_error = multiply(attention.transposed, work)
+        store(d_error, d_errors.at[(*place, slice(None), columns)], stage=stage)
+        for rows in blocks:
+            block = queries.at(slice(None), rows)
+            # (gamma Q)^T dO, 64 x 64 entries at a time.
+            added = multiply(block.transposed, work)
+            store(added, step.at[(*place, rows, columns)], stage=stage)

@@ -5,7 +5,7 @@ import functools
 import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Residuals
+from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Residuals, Vectors
 from pallas_kernels.gated_delta.gpu_chunk import (
     chunk_tokens,
     column_blocks,
@@ -31,9 +31,7 @@ def read(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    span_sums: jax.Array,
-    beta: jax.Array,
-    to_token: jax.Array,
+    vectors: Vectors,
     saved: Residuals,
     *,
     scale: float,
@@ -44,9 +42,7 @@ def read(
       query: `[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk.
       key: `[batch, length, heads, key]`, of the same dtype.
       value: `[batch, length, heads, value]`, of the same dtype.
-      span_sums: `[batch, chunks, heads, levels, chunk]` float32, of the log decays.
-      beta: write strengths, `[batch, chunks, heads, chunk]` float32, like `to_token`.
-      to_token: decay from the chunk's start to each token.
+      vectors: decays and write strengths per token.
       saved: the chunks' memories and inverses.
       scale: factor on the queries.
     """
@@ -56,9 +52,7 @@ def read(
         query,
         key,
         value,
-        span_sums,
-        beta,
-        to_token,
+        *vectors[:-1],  # It needs no decay to the chunk's end.
         *saved,
         out_type=jax.ShapeDtypeStruct(value.shape, key.dtype),
         scratch=[
@@ -69,7 +63,7 @@ def read(
             smem(CHUNK, WIDTH_STEP, key.dtype, slots=width // WIDTH_STEP),
             plgpu.Barrier(num_barriers=2 + width // WIDTH_STEP),
         ],
-        grid=beta.shape[:3],
+        grid=vectors.beta.shape[:3],
         name="gated_delta_read",
     )
 
@@ -93,6 +87,7 @@ def _read_kernel(query, key, value, span_sums, beta, to_token, *refs, scale):
     def start_memory(at):
         return start_wide([states.at[(*place, rows, at)] for rows in blocks])
 
+    # Copies start before what they wait behind: the decays are computed meanwhile.
     of_inverse = start_wide([inverses.at[place]])
     arriving = start([x.at[(*tokens, blocks[0])] for x in (query, key)])
     between = decays_between(span_sums.at[place])
@@ -109,11 +104,13 @@ def _read_kernel(query, key, value, span_sums, beta, to_token, *refs, scale):
     for at, following in zip(columns, [*columns[1:], None], strict=True):
         for rows, copy in zip(blocks, of_memory, strict=True):
             put(memory.at(rows), received(copy), reused=True)
+        # W again, for 64 columns of values: V minus what the memory recalls, through the inverse.
         own = received(*of_value) - rows_times(to_token, multiply(keys, memory))
         if following is not None:
             of_memory, of_value = start_memory(following), start([value.at[(*tokens, following)]])
         put(errors, rows_times(beta, own))
         put(errors, multiply(inverse, errors), reused=True)
+        # O = scale * to_token * Q H + P W.
         found = rows_times(scale * to_token, multiply(queries, memory))
         found += multiply(attention, errors)
         store(found, output.at[(*tokens, at)], stage=stage.at[1])  # The next value is in the other.

@@ -128,17 +128,20 @@ def _walk_kernel(whole, start, add, *refs, chunks, reverse):
         i = index32(i)
         slot = jax.lax.rem(i, np.int32(SLOTS))
         here = states.at[batch, chunk_of(i), head, :, columns]
+        # The registers keep float32; products read the memory in halves.
         put(state_tile, state)
         if state_tile.lo is None:
             plgpu.copy_smem_to_gmem(state_tile.hi, here)
         else:
             here[...] = state
         plgpu.barrier_wait(arrived.at[slot])
+        # W = U - Y H: the errors that the chunk writes.
         errors = load(add_tile.at[slot]).astype(jnp.float32)
         put(errors_tile, errors + multiply(left_tile.at(slot), state_tile))
         state = whole[batch, chunk_of(i), head] * state
         for tile in step_tile:
             state += load(tile.at[slot]).astype(jnp.float32)
+        # H' = whole * H + (to_end * K)^T W.
         state += multiply(right_tile.at(slot).transposed, errors_tile)
         plgpu.wait_smem_to_gmem(0)  # The state's tile is free again.
         plgpu.commit_smem()  # All warps have read this slot.

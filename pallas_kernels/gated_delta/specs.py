@@ -13,7 +13,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from fwpkm_jax.core.numerics import l2_normalize
-from pallas_kernels.spec import Spec
+from pallas_kernels.dispatch import Kernel
+from pallas_kernels.gated_delta.api import chunk_gated_delta_rule
+from pallas_kernels.spec import Comparison, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +62,6 @@ SPECS = (
     ),
     GatedDeltaSpec(name="long", length=32768, heads=8, small=False),
 )
-CHECKED = "five_chunks"
-"""Before the first use of a device's kernels, they are compared with the reference on this call. It
-has more chunks than their pipelines have slots, so each slot is filled again."""
-CHECK_RATIOS = {"float32": 2e-4, "bfloat16": 1e-2}
-"""Largest difference allowed in that comparison, relative to a tensor's norm, by dtype of queries,
-keys and values. Rounding a number to bfloat16 changes it by up to 2^-9 of itself."""
 
 
 def sample(spec: GatedDeltaSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
@@ -86,3 +82,19 @@ def sample(spec: GatedDeltaSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
         "beta": spec.largest_beta * jax.random.uniform(next(rngs), tokens, jnp.float32),
         "initial_state": normal(spec.batch, spec.heads, spec.key, spec.value),
     }
+
+
+COMPARISON = Comparison(
+    specs=SPECS,
+    sample=sample,
+    call=lambda spec, dtype, **arrays: chunk_gated_delta_rule(**arrays),
+    # It has more chunks than the kernels' pipelines have slots, so each slot is filled again.
+    checked=("five_chunks",),
+    # Rounding a number to bfloat16 changes it by up to 2^-9 of itself.
+    ratios={"float32": 2e-4, "bfloat16": 1e-2},
+)
+
+
+def check(_: Kernel) -> None:
+    """Raises AssertionError if this device's kernels differ from plain JAX."""
+    COMPARISON.check()

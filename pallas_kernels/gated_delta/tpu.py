@@ -25,21 +25,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.dispatch import interpreted
-from pallas_kernels.gated_delta.arguments import CHUNK, Inputs, Residuals
+from pallas_kernels.gated_delta.arguments import CHUNK, Inputs, Residuals, Saved
 from pallas_kernels.gated_delta.chunk import chunk_forward
 from pallas_kernels.gated_delta.chunk_gradients import chunk_backward
 from pallas_kernels.gated_delta.tpu_blocks import Blocks
 
 
 def forward(
-    inputs: Inputs, *, scale: float, save: bool
-) -> tuple[jax.Array, jax.Array, Residuals | None]:
-    """Output `[batch, length, heads, value]`, final memory, and residuals (None unless `save`)."""
-    shape = Blocks.of(inputs)
+    *inputs: jax.Array, scale: float, save: bool
+) -> tuple[tuple[jax.Array, jax.Array], Saved | None]:
+    """Output `[batch, length, heads, value]` with the final memory, and what `backward` reads."""
+    given = Inputs(*inputs)
+    shape = Blocks.of(given)
     float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     out_shape = [
         float32((shape.batch, shape.length, shape.heads * shape.value)),
-        jax.eval_shape(shape.arrange_memory, inputs.state),
+        jax.eval_shape(shape.arrange_memory, given.state),
     ]
     out_specs = [shape.tokens(shape.value), shape.memory()]
     if save:
@@ -48,27 +49,22 @@ def forward(
             float32(shape.tiles_shape(CHUNK, CHUNK)),
         ]
         out_specs += [shape.tiles(shape.key, shape.value), shape.tiles(CHUNK, CHUNK)]
-    output, state, *saved = _call(
+    output, state, *residuals = _call(
         functools.partial(_forward_kernel, shape=shape, scale=scale),
         shape,
         in_specs=shape.input_specs(),
         out_specs=out_specs,
         out_shape=out_shape,
         name="gated_delta_forward",
-    )(*shape.arrange(inputs))
-    residuals = Residuals(*saved) if save else None
-    return output.reshape(inputs.value.shape), shape.restore_memory(state), residuals
+    )(*shape.arrange(given))
+    saved = Saved(given, Residuals(*residuals)) if save else None
+    return (output.reshape(given.value.shape), shape.restore_memory(state)), saved
 
 
-def backward(
-    inputs: Inputs,
-    residuals: Residuals,
-    d_output: jax.Array,
-    d_state: jax.Array,
-    *,
-    scale: float,
-) -> Inputs:
+def backward(saved: Saved, cotangents: tuple[jax.Array, jax.Array], *, scale: float) -> Inputs:
     """Cotangents of the inputs, in the inputs' dtypes, from those of output and final memory."""
+    inputs, residuals = saved
+    d_output, d_state = cotangents
     shape = Blocks.of(inputs, reverse=True)
     arranged = shape.arrange(inputs)
     query, key, value, log_decay, beta, _ = arranged
@@ -104,6 +100,7 @@ def _forward_kernel(
 ):
     @pl.when(pl.program_id(2) == 0)
     def _():
+        # The block stays in VMEM over all chunks, so that it is the memory they update.
         state[...] = start[...]
 
     def forward(*arrays: jax.Array):
@@ -127,13 +124,15 @@ def _backward_kernel(*refs, shape, scale):
         d_state[...] = d_end[...]
 
     def backward(*arrays: jax.Array):
-        return chunk_backward(*arrays, side=shape.side, scale=scale)
+        inputs = Inputs(*arrays[:6])
+        return chunk_backward(inputs, *arrays[6:], side=shape.side, scale=scale)
 
     of_chunk = shape.of_chunk(query, key, value, log_decay, beta)
     saved = states[0, 0], inverses[0, 0]
     gradients = jax.vmap(backward)(*of_chunk, *saved, shape.split(d_output[0]), d_state[0])
     for ref, gradient in zip((d_query, d_key, d_value), gradients[:3], strict=True):
         shape.join(ref, gradient)
+    # Without the axis of the one row that a vector is in a tile.
     d_log_decay[0, 0, 0] = gradients.log_decay[:, 0]
     d_beta[0, 0, 0] = gradients.beta[:, 0]
     d_state[0] = gradients.state

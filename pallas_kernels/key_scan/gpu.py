@@ -19,20 +19,20 @@ from fwpkm_jax.core.slots.keys.scan import (
     KeyStep,
     ScannedChunk,
     StepSums,
-    pulls_of_scores,
+    coefficients_of_scores,
 )
 from fwpkm_jax.core.slots.values.exchange import of_chunk
 from fwpkm_jax.core.slots.write import (
     KeyWrite,
     SubKeyUsage,
-    addressing_pulls,
+    addressing_coefficients,
     of_chosen,
     usage_slopes,
 )
 from pallas_kernels.key_scan import gpu_rows
 from pallas_kernels.key_scan.gpu_add import add, query_terms, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back
-from pallas_kernels.mosaic_gpu import in_turn
+from pallas_kernels.mosaic_gpu import sequential_vmap
 from pallas_kernels.product_top_k.gpu_select import select_chunk, terms_of
 
 
@@ -45,9 +45,8 @@ def forward(
     token_weights: jax.Array,
 ) -> tuple[KeyScanOutput, jax.Array, StepSums]:
     """The scan, the keys before each chunk, the steps' sums; as in `core.slots.keys.scan`."""
-    del find
-    one = functools.partial(_forward, top_k, key_write)
-    return in_turn(one)(keys, queries, token_weights)
+    run = sequential_vmap(functools.partial(_forward, top_k, key_write))
+    return run(keys, queries, token_weights)
 
 
 # `jit` traces this once for equal arguments, so a model with several memories lowers it once.
@@ -64,19 +63,23 @@ def _forward(top_k, key_write, keys, queries, token_weights):
     weights = heads * jnp.sum(token_weights, axis=1)
 
     @jax.jit
-    def turn(chunk, history, sums_of, terms, norms, ids, scores, rows, row_terms, token_weights):
+    def body(carry, _):
+        # The number of the chunk is carried: a slice of all numbers would be a launch.
+        chunk, history, sums_of, terms, norms, ids, scores = carry
         # Each kernel writes its chunk of these arrays where it lies; `freeze` gives them back, so
         # that the scan carries them in place.
         refs = [_ref(x) for x in (history, sums_of, ids, scores)]
         number = chunk[None]
         select_chunk(rows, number, terms, norms, *refs[2:], score=key_write.score)
         ids, scores = (jax.freeze(x) for x in refs[2:])
+        # Access of sub-keys, before the step that depends on it.
         access, shares = totals(number, ids, scores, token_weights, subkeys=subkeys)
         assert shares is not None
+        # XLA computes the slopes: a few numbers for each sub-key.
         usage = SubKeyUsage(_summed(access), of_chunk(chunk, weights))
         choice, each = of_chunk(chunk, (_choice(ids, scores, heads), token_weights))
         slopes = of_chosen(usage_slopes(usage), choice.sub_key_ids)
-        pulls = addressing_pulls(
+        pulls = addressing_coefficients(
             choice.sub_key_scores,
             slopes,
             each,
@@ -85,15 +88,10 @@ def _forward(top_k, key_write, keys, queries, token_weights):
             probabilities=_by_token(shares, heads),
         )
         sums, of_sub_keys = add(row_terms, number, ids, _by_codebook(pulls)[None], subkeys=subkeys)
+        # Moves the sub-keys and writes the terms that the next chunk selects by.
         terms, norms = step(refs[0], refs[1], number, sums, of_sub_keys, **_factors(key_write))
         history, sums_of = (jax.freeze(x) for x in refs[:2])
-        return (history, sums_of, terms, norms, ids, scores), usage.access
-
-    def body(carry, _):
-        # The number of the chunk is carried: a slice of all numbers would be a launch.
-        chunk, *state = carry
-        state, access = turn(chunk, *state, rows, row_terms, token_weights)
-        return (chunk + 1, *state), access
+        return (chunk + 1, history, sums_of, terms, norms, ids, scores), usage.access
 
     history = jnp.zeros((chunks + 1, *first.shape), first.dtype).at[0].set(first)
     chosen = (chunks, codebooks, top_k, tokens)
@@ -116,8 +114,7 @@ def backward(
     key_write: KeyWrite, keys_bar: SubKeys, chunks: ScannedChunk, steps: KeyStep
 ) -> tuple[SubKeys, tuple[jax.Array, jax.Array]]:
     """Cotangents of keys and gradients, and all pulls; as the loop in `core.slots.keys.scan`."""
-    one = functools.partial(_backward, key_write)
-    return in_turn(one)(keys_bar, chunks, steps)
+    return sequential_vmap(functools.partial(_backward, key_write))(keys_bar, chunks, steps)
 
 
 def _backward(key_write, keys_bar, chunks, steps):
@@ -131,8 +128,10 @@ def _backward(key_write, keys_bar, chunks, steps):
     ids = _by_codebook(chunks.choice.sub_key_ids)
     step_totals = steps.totals.reshape(number, codebooks, subkeys)
 
-    def turn(chunk, bars, dots, pulls):
+    def body(carry, _):
+        chunk, bars, dots, pulls = carry
         at = chunk[None]
+        # From the cotangents after the step to those of this chunk's pulls.
         pulls_bar = pulls_back(halves, at, bars, dots, ids, move=factors["move"])
         pulls_bar = _by_token(pulls_bar, heads)
         one, how = of_chunk(chunk, (chunks, steps))
@@ -140,16 +139,15 @@ def _backward(key_write, keys_bar, chunks, steps):
         def totals_of(slopes_bar: jax.Array) -> jax.Array:
             return _summed(totals(at, ids, _by_codebook(slopes_bar)[None], subkeys=subkeys)[0])
 
-        new = pulls_of_scores(one, how, pulls_bar, score=key_write.score, totals_of=totals_of)
+        new = coefficients_of_scores(
+            one, how, pulls_bar, score=key_write.score, totals_of=totals_of
+        )
         new = _by_codebook(new)
+        # Kept for the queries, whose cotangents are computed for all chunks at once.
         pulls = jax.lax.dynamic_update_index_in_dim(pulls, new, chunk, 0)
         sums, of_sub_keys = add(row_terms, at, ids, pulls, subkeys=subkeys)
-        moved = _stepped_back(bars, at, history, step_totals, sums, of_sub_keys, factors)
-        return *moved, pulls
-
-    def body(carry, _):
-        chunk, *state = carry
-        return (chunk - 1, *turn(chunk, *state)), None
+        moved = _stepped_back(bars, at, history, step_totals, sums, of_sub_keys, **factors)
+        return (chunk - 1, *moved, pulls), None
 
     last = keys_bar.reshape(codebooks, subkeys, half)
     start = (
@@ -171,9 +169,7 @@ def to_queries(
     pulls: jax.Array,
 ) -> jax.Array:
     """The cotangents of all queries; as in `core.slots.keys.scan`."""
-    del key_write  # Its score is `idw`.
-    arrays = chunks, step_pulls, gradient_bar, pulls
-    return in_turn(_to_queries)(*arrays)
+    return sequential_vmap(_to_queries)(chunks, step_pulls, gradient_bar, pulls)
 
 
 def _to_queries(chunks, step_pulls, gradient_bar, pulls):
@@ -190,14 +186,11 @@ def _to_queries(chunks, step_pulls, gradient_bar, pulls):
 
 
 # Compiled, because a ref in GPU memory exists only inside a compiled function.
-def _stepped_back(bars, at, history, step_totals, sums, totals, factors):
-    @jax.jit
-    def run(bars, at, history, step_totals, sums, totals):
-        ref = _ref(bars)
-        dots = step_back(ref, at, history, step_totals, sums, totals, **factors)
-        return jax.freeze(ref), dots
-
-    return run(bars, at, history, step_totals, sums, totals)
+@functools.partial(jax.jit, static_argnames=("keep", "move"))
+def _stepped_back(bars, at, history, step_totals, sums, totals, *, keep, move):
+    ref = _ref(bars)
+    dots = step_back(ref, at, history, step_totals, sums, totals, keep=keep, move=move)
+    return jax.freeze(ref), dots
 
 
 def _summed(totals: jax.Array) -> jax.Array:

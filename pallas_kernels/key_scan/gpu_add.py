@@ -25,7 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import dispatch
 from pallas_kernels.gated_delta.gpu_tiles import Halves, put, smem_halves
-from pallas_kernels.mosaic_gpu import index32
+from pallas_kernels.mosaic_gpu import index32, launch_grid
 from pallas_kernels.product_top_k.gpu_registers import by_column, by_row, laid_out, load, matrix
 from pallas_kernels.product_top_k.gpu_select import terms_of
 
@@ -87,6 +87,7 @@ def add(
         of_chunk = 0 if of_one else chunk
         group, codebook = jax.lax.axis_index("group"), jax.lax.axis_index("codebook")
         split, first = jax.lax.axis_index("split"), jax.lax.axis_index("tile") * groups + group
+        # Rows of the laid-out tile are this group's sub-keys, columns are tokens.
         mine, sub_keys = pl.ds(first * TILE, TILE), _iota(0) + first * TILE
         laid = laid.at(group)
 
@@ -119,6 +120,7 @@ def add(
                 one, factor = (load(x.at[slot, place], by_column()) for x in (chosen, factors))
                 return _placed([one], [factor], sub_keys, placed)
 
+            # Waits for the choice alone; the queries may still be under way.
             plgpu.barrier_wait(choice_here.at[slot])
             # A loop: all places at once would take more registers than there are.
             placed = jax.lax.fori_loop(0, top_k, place_one, _nothing())
@@ -126,6 +128,7 @@ def add(
             plgpu.barrier_wait(queries_here.at[slot])
             of_slot = rows.at(slot)
             for left, right in (
+                # Small products first, so that the large one is not rounded by them.
                 (laid.lo, of_slot.hi),
                 (laid.hi, of_slot.lo),
                 (laid.hi, of_slot.hi),
@@ -150,16 +153,21 @@ def add(
             )
             return total[...], of_rows
 
+        # The sums of all tiles of tokens stay in the tensor core's registers.
         acc = plgpu.ACC((TILE, half), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
         sums[split, codebook, mine], totals[split, codebook, mine] = pl.run_scoped(accumulate, acc)
 
-    sums, totals = plgpu.kernel(
+    sums, totals = launch_grid(
         kernel,
+        *queries.refs,
+        chunk,
+        ids,
+        coefficients,
         out_type=[
             jax.ShapeDtypeStruct((splits, codebooks, subkeys, half), jnp.float32),
             jax.ShapeDtypeStruct((splits, codebooks, subkeys), jnp.float32),
         ],
-        scratch_types=[
+        scratch=[
             smem_halves(TILE, TILE, slots=groups),
             smem_halves(TILE, half, slots=SLOTS, of=jnp.bfloat16 if one_term else jnp.float32),
             plgpu.SMEM((SLOTS, top_k, TILE), jnp.int32),
@@ -168,14 +176,11 @@ def add(
             plgpu.Barrier(num_arrivals=len(queries.refs), num_barriers=SLOTS),
             plgpu.Barrier(num_arrivals=groups, num_barriers=SLOTS),
         ],
-        grid=(subkeys // TILE // groups, codebooks, splits),
-        grid_names=("tile", "codebook", "split"),
+        grid={"tile": subkeys // TILE // groups, "codebook": codebooks, "split": splits},
         num_threads=groups,
         thread_name="group",
-        kernel_name="key_scan_add",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=dispatch.gpu_interpreter(),
-    )(*queries.refs, chunk, ids, coefficients)
+        name="key_scan_add",
+    )
     return sums, totals
 
 
@@ -220,6 +225,7 @@ def totals(
             factors = [
                 load(coefficients.at[of_chunk, codebook, p, at], by_row()) for p in range(top_k)
             ]
+            # The softmax of a token: its best score comes first, so the others are at most 1.
             if weighted:
                 shares = [jnp.exp(score - factors[0]) for score in factors]
                 whole = functools.reduce(operator.add, shares)
@@ -227,6 +233,7 @@ def totals(
                 each = load(refs[0].at[chunk, at], by_row())
                 factors = [each * share for share in shares]
 
+                # Every tile of sub-keys computes the same shares; one writes them.
                 @pl.when(tile == 0)
                 def _():
                     for place, share in enumerate(shares):
@@ -242,18 +249,16 @@ def totals(
         total = jax.lax.fori_loop(0, tiles, step, _nothing())
         out[part, codebook, pl.ds(tile * TILE, TILE)] = jnp.sum(total, axis=0)
 
-    sums, *shares = plgpu.kernel(
+    sums, *shares = launch_grid(
         kernel,
+        *(x for x in (chunk, ids, coefficients, weights) if x is not None),
         out_type=[
             jax.ShapeDtypeStruct((parts, codebooks, subkeys), jnp.float32),
             *[jax.ShapeDtypeStruct((codebooks, top_k, tokens), jnp.float32)] * weighted,
         ],
-        grid=(subkeys // TILE, codebooks, parts),
-        grid_names=("tile", "codebook", "part"),
-        kernel_name="key_scan_totals",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=dispatch.gpu_interpreter(),
-    )(chunk, ids, coefficients, *(() if weights is None else (weights,)))
+        grid={"tile": subkeys // TILE, "codebook": codebooks, "part": parts},
+        name="key_scan_totals",
+    )
     return sums, shares[0] if shares else None
 
 

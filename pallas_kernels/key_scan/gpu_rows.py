@@ -48,6 +48,7 @@ def step(
         new = keep * old + move * gradient
         history[chunk + 1, *place] = new
         norms[place] = jnp.sum(new * new)
+        # Each bfloat16 term takes the leading bits of what the terms before left.
         for ref in terms:
             term = new.astype(jnp.bfloat16)
             ref[place] = term
@@ -97,6 +98,7 @@ def pulls_back(
         for codebook in range(codebooks):
             query = row(queries, (chunk, token, codebook)).astype(jnp.float32)
             chosen = [ids[chunk, codebook, place, token] for place in range(top_k)]
+            # The ids are loaded first; then all rows that they name load together.
             of_keys = [dots[codebook, one] for one in chosen]
             rows = [row(bars, (chunk + 1, codebook, one)) for one in chosen]
             for place, (of_key, bar) in enumerate(zip(of_keys, rows, strict=True)):
@@ -150,6 +152,7 @@ def to_queries(
             of_steps = [step_pulls[*place, one] for one in range(top_k)]
             of_scores = [pulls[*place, one] for one in range(top_k)]
             query = row(queries, place).astype(jnp.float32)
+            # The queries' part of all places is one product.
             total = functools.reduce(operator.add, of_scores) * query
             for first in range(0, top_k, IN_FLIGHT):
                 some = slice(first, first + IN_FLIGHT)
@@ -208,6 +211,7 @@ def step_back(
     def body(program, chunk, history, step_totals, sums, totals, bars, dots):
         chunk, place = chunk[0], (program // subkeys, program % subkeys)
         after = row(bars, (chunk + 1, *place))
+        # The inner products for the chunk before, while its cotangent is in registers.
         before = row(history, (jnp.maximum(chunk - 1, 0), *place))
         gradient, _ = _summed(sums, totals, place, splits, row(history, (chunk, *place)))
         kept = keep - move * step_totals[chunk, *place]

@@ -12,7 +12,10 @@ from jax.typing import DTypeLike
 from fwpkm_jax.core.slots.keys.addressing import best_sub_keys, sub_key_scores
 from fwpkm_jax.core.slots.keys.scan import KeyLoops, key_scan
 from fwpkm_jax.core.slots.write import KeyWrite
-from pallas_kernels.checks import relative_errors
+from pallas_kernels.checks import relative_errors, require
+from pallas_kernels.dispatch import Kernel
+from pallas_kernels.key_scan.api import loops_of
+from pallas_kernels.product_top_k import specs as product_top_k_specs
 from pallas_kernels.spec import Spec
 
 
@@ -48,6 +51,16 @@ DTYPES = ("float32", "bfloat16")
 """Of the queries; the keys are in float32."""
 
 
+def check(kernel: Kernel) -> None:
+    """Raises AssertionError if this device's kernels differ from plain XLA."""
+    product_top_k_specs.check(kernel)
+    for spec in (spec for spec in SPECS if spec.name in CHECKED):
+        loops = loops_of(kernel, spec.top_k), KeyLoops()
+        for dtype in DTYPES:
+            errors = errors_of(spec, *loops, dtype=dtype)
+            require(errors, CHECK_RATIO, f"{spec.name}, {dtype}")
+
+
 def errors_of(
     spec: KeySpec, loops: KeyLoops, expected: KeyLoops, *, dtype: DTypeLike = "float32"
 ) -> dict[str, float]:
@@ -69,7 +82,7 @@ def errors_of(
     def results(loops: KeyLoops, keys: jax.Array, queries: jax.Array, weights: jax.Array) -> Any:
         def scan(*arrays: jax.Array) -> Any:
             find = functools.partial(best_sub_keys, top_k=spec.top_k)
-            out = key_scan(*arrays, find=find, key_write=key_write, loops=loops)
+            out: Any = key_scan(*arrays, find, key_write, loops)
             return (out.keys, out.choice.sub_key_scores), out.choice.sub_key_ids
 
         out, back, ids = jax.vjp(scan, keys, queries, weights, has_aux=True)

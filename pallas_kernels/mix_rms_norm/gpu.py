@@ -1,35 +1,41 @@
 """Mosaic GPU kernels: a warpgroup holds a row of the mix in registers, over several rows.
 
-The mix is never stored: the backward pass forms it anew from the two arrays.
+The mix is never stored: the backward pass recomputes it from the two arrays.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pallas_kernels.mosaic_gpu import index32, launch_rows, row, rows_of
+from pallas_kernels.mosaic_gpu import NO_BARRIERS, index32, launch_grid, row, rows_of
 
 ROWS = 8
 """Most rows of a program."""
 
 
+class Saved(NamedTuple):
+    """What the backward pass reads."""
+
+    x: jax.Array
+    y: jax.Array
+    gate: jax.Array
+    inverses: jax.Array
+    """Inverse root mean squares, `[batch, length]`."""
+
+
 def forward(
-    x: jax.Array,
-    y: jax.Array,
-    gate: jax.Array,
-    *,
-    eps: float,
-    dtype: DTypeLike,
-) -> tuple[jax.Array, jax.Array]:
-    """The norm `[batch, length, width]`, and the inverse root mean squares `[batch, length]`.
+    x: jax.Array, y: jax.Array, gate: jax.Array, *, eps: float, dtype: DTypeLike, save: bool
+) -> tuple[jax.Array, Saved]:
+    """The norm `[batch, length, width]`, and what `backward` reads, for any `save`.
 
     Args:
       x: `[groups, chunks, sequences, chunk, width]`, as the other functions of this file have it.
       y: `[batch, length, width]`.
       gate: `[batch, length]`.
       eps, dtype: as in the public function.
+      save: see `dispatch.run_kernels`.
     """
     batch, length, width = y.shape
     tokens, laid = batch * length, x.shape
@@ -49,29 +55,27 @@ def forward(
 
         jax.lax.fori_loop(0, rows, of_row, None)
 
-    normed, inverses = launch_rows(
+    normed, inverses = launch_grid(
         kernel,
         x.reshape(tokens, width),
         y.reshape(tokens, width),
         gate.reshape(tokens),
-        programs=tokens // rows,
+        grid={"program": tokens // rows},
+        compiler=NO_BARRIERS,
         out_type=[
             jax.ShapeDtypeStruct((tokens, width), dtype),
             jax.ShapeDtypeStruct((tokens,), jnp.float32),
         ],
         name="mix_rms_norm",
     )
-    return normed.reshape(y.shape), inverses.reshape(gate.shape)
+    return normed.reshape(y.shape), Saved(x, y, gate, inverses.reshape(gate.shape))
 
 
 def backward(
-    x: jax.Array,
-    y: jax.Array,
-    gate: jax.Array,
-    inverses: jax.Array,
-    normed_bar: jax.Array,
+    saved: Saved, normed_bar: jax.Array, *, eps: float, dtype: DTypeLike
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Cotangents of `x`, `y` and `gate`, in their layouts."""
+    x, y, gate, inverses = saved
     batch, length, width = y.shape
     tokens, laid = batch * length, x.shape
     rows = rows_of(tokens, ROWS)
@@ -85,7 +89,9 @@ def backward(
             place = _place(token, laid)
             one, other = row(x, place), row(y, token)
             above = row(normed_bar, token).astype(jnp.float32)
+            # The mix again, from the arrays that it is made of.
             unit = (share * one + (1.0 - share) * other) * inverse
+            # Through the norm: what lies along the normalised row does not pass.
             mixed_bar = inverse * (above - unit * (jnp.sum(above * unit) * (1 / width)))
             x_bar[place] = share * mixed_bar
             y_bar[token] = (1.0 - share) * mixed_bar
@@ -94,14 +100,15 @@ def backward(
         jax.lax.fori_loop(0, rows, of_row, None)
 
     like = jax.ShapeDtypeStruct((tokens, width), jnp.float32)
-    x_bar, y_bar, gate_bar = launch_rows(
+    x_bar, y_bar, gate_bar = launch_grid(
         kernel,
         x.reshape(tokens, width),
         y.reshape(tokens, width),
         gate.reshape(tokens),
         inverses.reshape(tokens),
         normed_bar.reshape(tokens, width),
-        programs=tokens // rows,
+        grid={"program": tokens // rows},
+        compiler=NO_BARRIERS,
         out_type=[like, like, jax.ShapeDtypeStruct((tokens,), jnp.float32)],
         name="mix_rms_norm_back",
     )

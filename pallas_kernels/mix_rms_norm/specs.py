@@ -1,12 +1,15 @@
 """Named shapes of gated mixes with their norms."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pallas_kernels.spec import Spec
+from pallas_kernels.dispatch import Kernel
+from pallas_kernels.mix_rms_norm.api import mix_rms_norm
+from pallas_kernels.spec import Comparison, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +41,6 @@ SPECS = (
         compiled=True,
     ),
 )
-CHECKED = ("100_tokens", "paper")
-"""Compared with the reference on a device before the first use there."""
-CHECK_RATIOS = {"float32": 1e-5, "bfloat16": 8e-3}
-"""Largest differences allowed in that comparison, relative to an array's norm, by the result's
-dtype: a result that is rounded to a neighbour is another cotangent there."""
 
 
 def sample(spec: MixSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
@@ -55,3 +53,28 @@ def sample(spec: MixSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
         "y": jax.random.normal(rngs[1], shape, jnp.float32),
         "gate": jax.nn.sigmoid(2 * jax.random.normal(rngs[2], shape[:2], jnp.float32)),
     }
+
+
+def call(spec: MixSpec, dtype: DTypeLike, **arrays: Any) -> jax.Array:
+    """`mix_rms_norm` of such arrays, results in `dtype` with a factor for each column.
+
+    Without factors, results taken for cotangents are cotangents of length alone, which cancel.
+    """
+    how: Any = {"sequences": spec.sequences, "chunk_size": spec.chunk_size}
+    normed = mix_rms_norm(**arrays, eps=spec.eps, dtype=dtype, **how)
+    return normed * jnp.linspace(1.0, 2.0, spec.width, dtype=normed.dtype)[None, None]
+
+
+COMPARISON = Comparison(
+    specs=SPECS,
+    sample=sample,
+    call=call,
+    checked=("100_tokens", "paper"),
+    # A result that is rounded to a neighbour is another cotangent there.
+    ratios={"float32": 1e-5, "bfloat16": 8e-3},
+)
+
+
+def check(_: Kernel) -> None:
+    """Raises AssertionError if this device's kernels differ from plain JAX."""
+    COMPARISON.check()

@@ -14,7 +14,7 @@ from pallas_kernels.product_top_k.gpu_select import SUBKEYS, WIDTH, select
 
 
 def choose_sub_keys(queries: Queries, keys: SubKeys, *, top_k: int, score: Score) -> SubKeyChoice:
-    """The result of `reference.choose_sub_keys`, by one kernel in float32."""
+    """The result of `keys.addressing.best_sub_keys`, by one kernel in float32."""
     tokens, subkeys = queries.shape[0], keys.shape[2]
     padded = layout.operands(
         queries, keys, token_tile=THREADS, subkey_tile=SUBKEYS, half_tile=WIDTH
@@ -24,7 +24,7 @@ def choose_sub_keys(queries: Queries, keys: SubKeys, *, top_k: int, score: Score
 
 
 def pair_sub_keys(choice: SubKeyChoice, *, num_subkeys: int) -> tuple[jax.Array, jax.Array]:
-    """The result of `reference.pair_sub_keys`, by one kernel in float32."""
+    """The result of `keys.addressing.best_pairs`, by one kernel in float32."""
     tokens = choice.sub_key_ids.shape[0]
     padded = (layout.codebooks(x, token_tile=THREADS) for x in choice)
     ids, scores = merge(*padded, subkeys=num_subkeys)

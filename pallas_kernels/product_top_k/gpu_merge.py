@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import dispatch
-from pallas_kernels.mosaic_gpu import index32
+from pallas_kernels.mosaic_gpu import index32, launch_grid
 from pallas_kernels.product_top_k import layout
 from pallas_kernels.product_top_k.gpu_registers import NOTHING, load
 
@@ -23,17 +23,16 @@ def merge(
     """Ids and scores of the best slots, `[heads, top_k, tokens]`."""
     codebooks, top_k, tokens = sub_key_ids.shape
     shape = (codebooks // 2, top_k, tokens)
-    ids, scores = plgpu.kernel(
+    ids, scores = launch_grid(
         functools.partial(_merge_kernel, subkeys=subkeys, top_k=top_k),
+        sub_key_ids,
+        sub_key_scores,
         out_type=[
             jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
         ],
-        grid=(tokens // THREADS, codebooks // 2),
-        grid_names=("tile", "head"),
-        kernel_name="product_top_k_merge",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=dispatch.gpu_interpreter(),
-    )(sub_key_ids, sub_key_scores)  # fmt: skip
+        grid={"tile": tokens // THREADS, "head": codebooks // 2},
+        name="product_top_k_merge",
+    )  # fmt: skip
     return ids, scores
 
 
@@ -48,18 +47,21 @@ def _merge_kernel(sub_key_ids, sub_key_scores, ids, scores, *, subkeys: int, top
 
     rows, columns = ranked(sub_key_scores, 0), ranked(sub_key_scores, 1)
     row_ids, column_ids = ranked(sub_key_ids, 0), ranked(sub_key_ids, 1)
+    # The pair of ranks i and j has i * j pairs that are no worse, so i j <= top_k.
     pairs = [(i, j) for i, count in enumerate(layout.partners(top_k)) for j in range(count)]
     slots = [row_ids[i] * subkeys + column_ids[j] for i, j in pairs]
 
     def take(rank: Any, sums: list[jax.Array]) -> list[jax.Array]:
         rank = index32(rank)
         best = _settled(functools.reduce(jnp.maximum, sums))
+        # Among equal sums the lowest slot wins, as in plain JAX.
         candidates = (
             jnp.where(x == best, slot, NOTHING) for x, slot in zip(sums, slots, strict=True)
         )
         chosen = _settled(functools.reduce(jnp.minimum, candidates))
         ids[head, rank, tokens] = jnp.where(chosen == NOTHING, 0, chosen)
         scores[head, rank, tokens] = best
+        # Slots differ between pairs, so that one pair leaves.
         return [jnp.where(slot == chosen, -jnp.inf, x) for x, slot in zip(sums, slots, strict=True)]
 
     jax.lax.fori_loop(0, top_k, take, [rows[i] + columns[j] for i, j in pairs])

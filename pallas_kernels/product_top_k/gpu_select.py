@@ -24,7 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from fwpkm_jax.core.slots.keys.addressing import IDW_EPSILON, Score
 from pallas_kernels import dispatch
-from pallas_kernels.mosaic_gpu import index32
+from pallas_kernels.mosaic_gpu import index32, launch_grid
 from pallas_kernels.product_top_k.gpu_registers import (
     NOTHING,
     by_column,
@@ -96,7 +96,7 @@ def select_chunk(
 
 
 def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
-    """Runs the kernel on operands as `_select_kernel` names them; without `out_type` on refs."""
+    """Runs the kernel on operands as `_select_kernel` unpacks them; without `out_type` on refs."""
     queries, chunk, high, *_ = operands
     del chunk
     columns, half = queries.shape[2], _key_tile(*high.shape[1:])[1]
@@ -104,47 +104,35 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
 
     def kernel(*refs: Any) -> None:
         pl.run_scoped(
-            functools.partial(_select_kernel, *refs, groups=groups, top_k=top_k, score=score),
+            functools.partial(_select_kernel, refs, groups=groups, top_k=top_k, score=score),
             tuple(_operand(TOKENS, WIDTH, slots=half // WIDTH) for _ in range(num_terms)),
             plgpu.Barrier(num_arrivals=groups, num_barriers=3),
             collective_axes="group",
         )
 
-    grid = {
-        "grid": (queries.shape[1] // TOKENS, columns // half),
-        "grid_names": ("tile", "codebook"),
-        "num_threads": groups,
-        "thread_name": "group",
-    }
-    params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+    grid = {"tile": queries.shape[1] // TOKENS, "codebook": columns // half}
+    threads: Any = {"num_threads": groups, "thread_name": "group"}
     if out_type:
-        return plgpu.kernel(
-            kernel,
-            out_type=out_type,
-            **grid,
-            kernel_name=_NAME,
-            compiler_params=params,
-            interpret=dispatch.gpu_interpreter(),
-        )(*operands)
+        how: Any = {"out_type": out_type, "grid": grid, "name": _NAME}
+        return launch_grid(kernel, *operands, **how, **threads)
     # `plgpu.kernel` can be batched, but does not pass refs on in jax 0.10.
     return pl.kernel(
         kernel,
-        mesh=plgpu.Mesh(**grid),
-        compiler_params=params,
+        mesh=plgpu.Mesh(grid=(*grid.values(),), grid_names=(*grid,), **threads),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=dispatch.gpu_interpreter() or False,
         name=_NAME,
     )(*operands)
 
 
 def _select_kernel(
-    queries, chunk, keys_high, keys_middle, keys_low, offsets, ids, scores,
-    query_tiles, all_here,
-    *, groups: int, top_k: int, score: Score,
-):  # fmt: skip
+    refs: Any, query_tiles: Any, all_here: Any, *, groups: int, top_k: int, score: Score
+) -> None:
+    queries, chunk, *keys, offsets, ids, scores = refs
     chunk = chunk[0]
     group, codebook = jax.lax.axis_index("group"), jax.lax.axis_index("codebook")
     tokens = pl.ds(jax.lax.axis_index("tile") * TOKENS, TOKENS)
-    padded_subkeys, half = _key_tile(*keys_high.shape[1:])
+    padded_subkeys, half = _key_tile(*keys[0].shape[1:])
     widths, tile_size = half // WIDTH, SUBKEYS // groups
     split, scored, exchanged = (all_here.at[i] for i in range(3))
 
@@ -157,19 +145,21 @@ def _select_kernel(
         def place(step: Any) -> Any:
             return group * _SLOTS + jax.lax.rem(step, np.int32(_SLOTS))
 
+        # Warpgroups take turns at the tiles of sub-keys.
         def first_of(tile: Any) -> Any:
             return (tile * groups + group) * tile_size
 
         def fetch(step: Any) -> None:
             columns = pl.ds(jax.lax.rem(step, np.int32(widths)) * WIDTH, WIDTH)
             chosen = pl.ds(first_of(jax.lax.div(step, np.int32(widths))), tile_size)
-            for source, tile in zip((keys_high, keys_middle, keys_low), key_tiles, strict=True):
+            for source, tile in zip(keys, key_tiles, strict=True):
                 source = source.at[(codebook, *_key_tile(chosen, columns))]
                 plgpu.copy_gmem_to_smem(source, tile.at[place(step)], arrived.at[place(step)])
 
         tiles = padded_subkeys // SUBKEYS
         for step in range(min(_SLOTS, widths * tiles)):
             fetch(jnp.int32(step))
+        # The queries are split into bfloat16 terms once, by the groups in turn.
         query_norms = laid_out(jnp.zeros((TOKENS,), jnp.float32), by_row())
         for width in range(widths):
             query = load(

@@ -1,13 +1,16 @@
 """Named shapes of product_top_k."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fwpkm_jax.core.slots.keys.addressing import Score
+from fwpkm_jax.core.slots.keys.addressing import Score, product_top_k, sub_key_scores
+from pallas_kernels.checks import require
+from pallas_kernels.dispatch import Backend, Kernel
+from pallas_kernels.product_top_k.api import select_slots
 from pallas_kernels.spec import Spec
 
 
@@ -81,3 +84,56 @@ def sample(spec: TopKSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
         whole = {n: jax.random.randint(rng, shape, -2, 3) for n, (rng, shape) in shapes.items()}
         return {name: array.astype(dtype) for name, array in whole.items()}
     return {n: jax.random.normal(rng, shape, dtype) for n, (rng, shape) in shapes.items()}
+
+
+def check(_: Kernel) -> None:
+    """Raises AssertionError if this device's kernels differ from plain JAX."""
+    for spec in (spec for spec in SPECS if spec.name in CHECKED):
+        errors = selection_errors("pallas", spec, sample(spec, jnp.float32))
+        require(errors, CHECK_RATIO, spec.name)
+
+
+def selection_errors(
+    backend: Backend, spec: TopKSpec, arrays: dict[str, jax.Array]
+) -> dict[str, float]:
+    """Differences of an implementation's best scores, and of its ids' scores, from the reference.
+
+    Among thousands of scores some differ by less than rounding, so either order is correct.
+    Therefore ids are compared by the scores that the reference gives them. Ids must not repeat.
+
+    Returns:
+      Differences relative to the norm, by name; `repeated_ids` is the share of repeated ids.
+    """
+
+    @jax.jit
+    def errors(queries: jax.Array, keys: jax.Array) -> dict[str, jax.Array]:
+        how: Any = {"top_k": spec.top_k, "score": spec.score}
+        actual = select_slots(queries, keys, **how, backend=backend).address
+        expected = product_top_k(queries, keys, **how)
+        every = sub_key_scores(queries, keys, score=spec.score)
+        rows, columns = actual.slot_ids // spec.subkeys, actual.slot_ids % spec.subkeys
+        of_slots = sum(
+            jnp.take_along_axis(every[:, :, codebook], ids, axis=-1)
+            for codebook, ids in enumerate((rows, columns))
+        )
+        of_sub_keys = jnp.take_along_axis(every, actual.sub_key_ids, axis=-1)
+        found = {
+            "slot_scores": (actual.slot_scores, expected.slot_scores),
+            "sub_key_scores": (actual.sub_key_scores, expected.sub_key_scores),
+            "scores of slot_ids": (of_slots, expected.slot_scores),
+            "scores of sub_key_ids": (of_sub_keys, expected.sub_key_scores),
+        }
+        norms = {
+            name: jnp.linalg.norm((a - e).ravel()) / jnp.linalg.norm(e.ravel())
+            for name, (a, e) in found.items()
+        }
+        ids = (actual.slot_ids, actual.sub_key_ids)
+        return norms | {"repeated_ids": jnp.stack([_repeated(x) for x in ids]).max()}
+
+    return {name: float(error) for name, error in errors(**arrays).items()}
+
+
+def _repeated(ids: jax.Array) -> jax.Array:
+    """The share of ids that equal another id of the same query."""
+    ids = jnp.sort(ids, axis=-1)
+    return jnp.mean((ids[..., 1:] == ids[..., :-1]).astype(jnp.float32))

@@ -22,7 +22,7 @@ _FULL = jax.lax.Precision.HIGHEST  # Distances are differences of large numbers.
 
 
 def choose_sub_keys(queries: Queries, keys: SubKeys, *, top_k: int, score: Score) -> SubKeyChoice:
-    """The result of `reference.choose_sub_keys`, computed by one Pallas call in float32."""
+    """The result of `keys.addressing.best_sub_keys`, computed by one Pallas call in float32."""
     tokens, heads, _ = queries.shape
     subkeys = keys.shape[2]
     token_tile = _token_tile(tokens, subkeys)
@@ -53,7 +53,7 @@ def choose_sub_keys(queries: Queries, keys: SubKeys, *, top_k: int, score: Score
 
 
 def pair_sub_keys(choice: SubKeyChoice, *, num_subkeys: int) -> tuple[jax.Array, jax.Array]:
-    """The result of `reference.pair_sub_keys`, computed by one Pallas call in float32."""
+    """The result of `keys.addressing.best_pairs`, computed by one Pallas call in float32."""
     tokens, heads, _, top_k = choice.sub_key_ids.shape
     token_tile = _token_tile(tokens, num_subkeys)
     padded = [layout.codebooks(x, token_tile=token_tile) for x in choice]

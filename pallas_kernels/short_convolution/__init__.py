@@ -2,4 +2,4 @@
 
 from pallas_kernels.short_convolution.api import short_convolution as short_convolution
 from pallas_kernels.short_convolution.arguments import Part as Part
-from pallas_kernels.short_convolution.reference import joined_inputs as joined_inputs
+from pallas_kernels.short_convolution.arguments import joined_inputs as joined_inputs

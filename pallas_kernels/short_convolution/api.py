@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import chex
 import jax
@@ -10,19 +9,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.checks import assert_results_agree
-from pallas_kernels.dispatch import Backend, Kernel, implementation, module_of
-from pallas_kernels.short_convolution import reference
-from pallas_kernels.short_convolution.arguments import Part, channels_of
-from pallas_kernels.short_convolution.specs import (
-    CHECK_RATIOS,
-    CHECKED,
-    SPECS,
-    ConvolutionSpec,
-    sample,
-)
+from fwpkm_jax.core.numerics import l2_normalize
+from fwpkm_jax.core.sequence.convolution import causal_convolution
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, run_kernels
+from pallas_kernels.refusals import FLOATS, refusal
+from pallas_kernels.short_convolution.arguments import Part, channels_of, joined_inputs, parts_of
 
-OP = "short_convolution"
 WIDEST = 8
 """Taps per channel, at most, for a kernel: it keeps them in registers."""
 
@@ -72,24 +64,34 @@ def short_convolution(
     """
     parts = tuple(parts)
     _check(x, before, weight, parts)
-    chosen = implementation(
-        OP,
-        backend,
-        kernels=("gpu",),
-        supports=lambda kernel: _refusal(x, before, weight, parts, activation, dtype),
-        check=check_convolution,
-    )
+    chosen = SHORT_CONVOLUTION.choose(backend, x, before, weight, parts, activation, dtype)
     if chosen == "reference":
-        return reference.short_convolution(
-            x, before, weight, documents, parts=parts, activation=activation, dtype=dtype
-        )
+        mixed = activation(causal_convolution(joined_inputs(x, parts), before, weight, documents))
+        return _as_parts(x, mixed, parts, dtype)
     kernels = module_of("short_convolution", chosen)
     length, reach = x.shape[1], before.shape[1]
     fill = -length % kernels.length_step()
     seen = None if documents is None else _fill(_seen(documents, reach), fill)
     dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
-    results = _run(kernels, parts, dtype, _fill(x, fill), before, weight, seen)
-    return tuple(y[:, :length] for y in results)
+    arrays = _fill(x, fill), before, weight, seen
+    return tuple(y[:, :length] for y in run_kernels(kernels, *arrays, parts=parts, dtype=dtype))
+
+
+def _as_parts(
+    x: jax.Array, mixed: jax.Array, parts: Sequence[Part], dtype: DTypeLike | None
+) -> tuple[jax.Array, ...]:
+    """The result of each part, from what the convolution makes of the channels with taps."""
+    results = []
+    for y, part, place in zip(
+        parts_of(x, parts), parts, channels_of(parts, x.shape[2]), strict=True
+    ):
+        if place is not None:
+            y = mixed[..., place.start : place.stop]
+            if part.head is not None:
+                y = l2_normalize(y.reshape(*y.shape[:2], -1, part.head)).reshape(y.shape)
+            y = y if dtype is None else y.astype(dtype)
+        results.append(y)
+    return tuple(results)
 
 
 def _fill(x: jax.Array, more: int) -> jax.Array:
@@ -103,36 +105,6 @@ def _seen(documents: jax.Array, reach: int) -> jax.Array:
     length = documents.shape[1]
     same = [numbers[:, start : start + length] == documents for start in range(reach)]
     return functools.reduce(jnp.add, [one.astype(jnp.int32) for one in same])
-
-
-def _primal(kernels: Any, parts: tuple[Part, ...], dtype: Any, *arrays: Any) -> Any:
-    return _forward(kernels.forward, parts, dtype, *arrays)
-
-
-def _run_forward(kernels, parts, dtype, *arrays):
-    return _run(kernels, parts, dtype, *arrays), arrays
-
-
-def _run_backward(kernels, parts, dtype, saved, cotangents):
-    del dtype  # That of the cotangents.
-    _, before, weight, _ = saved
-    d_x, d_before, d_weight = _backward(kernels.backward, parts, saved, cotangents)
-    return d_x, d_before.astype(before.dtype), d_weight.astype(weight.dtype), None
-
-
-_run = jax.custom_vjp(_primal, nondiff_argnums=(0, 1, 2))
-_run.defvjp(_run_forward, _run_backward)
-
-
-# `jit` traces these once for equal arguments, so a model lowers its kernels once, not per layer.
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _forward(kernel: Callable[..., Any], parts: Any, dtype: Any, *arrays: Any) -> Any:
-    return kernel(*arrays, parts=parts, dtype=dtype)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _backward(kernel: Callable[..., Any], parts: Any, saved: Any, cotangents: Any) -> Any:
-    return kernel(*saved, cotangents, parts=parts)
 
 
 def _check(x: jax.Array, before: jax.Array, weight: jax.Array, parts: Sequence[Part]) -> None:
@@ -151,46 +123,29 @@ def _check(x: jax.Array, before: jax.Array, weight: jax.Array, parts: Sequence[P
     chex.assert_shape(before, (x.shape[0], len(weight) - 1, channels))
 
 
-def _refusal(x, before, weight, parts, activation, dtype) -> str | None:
-    """None, or why no kernel accepts these arguments."""
+def _refuses(
+    _: Kernel,
+    x: jax.Array,
+    before: jax.Array,
+    weight: jax.Array,
+    parts: tuple[Part, ...],
+    activation: Callable[[jax.Array], jax.Array],
+    dtype: DTypeLike | None,
+) -> str | None:
     from pallas_kernels.short_convolution.gpu_program import plan
 
-    taken = (jnp.bfloat16, jnp.float32)
-    for name, one in (("x", x.dtype), ("before", before.dtype), ("weight", weight.dtype)):
-        if one not in taken:
-            return f"{name} in {one}, only bfloat16 and float32"
-    if dtype is not None and jnp.dtype(dtype) not in taken:
-        return f"results in {jnp.dtype(dtype)}, only bfloat16 and float32"
-    if activation is not jax.nn.silu:
-        return "another activation than jax.nn.silu"
-    if not 2 <= len(weight) <= WIDEST:
-        return f"{len(weight)} taps per channel, only 2 to {WIDEST}"
-    found = plan(x.shape[2], parts)
-    return found if isinstance(found, str) else None
+    result = jnp.dtype(jnp.float32 if dtype is None else dtype)
+    dtypes = {"x": x.dtype, "before": before.dtype, "weight": weight.dtype, "results": result}
+    found = refusal(
+        *(
+            (one not in FLOATS, f"{name} in {one}, only bfloat16 and float32")
+            for name, one in dtypes.items()
+        ),
+        (activation is not jax.nn.silu, "another activation than jax.nn.silu"),
+        (not 2 <= len(weight) <= WIDEST, f"{len(weight)} taps per channel, only 2 to {WIDEST}"),
+    )
+    planned = plan(x.shape[2], parts)
+    return found or (planned if isinstance(planned, str) else None)
 
 
-def compared(spec: ConvolutionSpec, dtype: DTypeLike) -> Callable[..., tuple[jax.Array, ...]]:
-    """The operation on a spec's arrays, with results to compare.
-
-    Comparisons take results as their own cotangents. A unit vector's would lie along the vector,
-    and the norm passes none of that on. So results are multiplied by numbers that differ by column.
-    """
-
-    def call(**arrays: Any) -> tuple[jax.Array, ...]:
-        results = short_convolution(**arrays, parts=spec.parts, dtype=dtype)
-        factors = [jnp.cos(0.7 * jnp.arange(y.shape[-1], dtype=jnp.float32)) for y in results]
-        return tuple(
-            y * f.astype(y.dtype)[None, None] for y, f in zip(results, factors, strict=True)
-        )
-
-    return call
-
-
-def check_convolution(kernel: Kernel) -> None:
-    """Runs the kernels on this device; raises if they differ from the reference."""
-    del kernel  # It is the one of this device.
-    for name in CHECKED:
-        spec = next(spec for spec in SPECS if spec.name == name)
-        for dtype, ratio in CHECK_RATIOS.items():
-            arrays = sample(spec, jnp.dtype(dtype))
-            assert_results_agree(compared(spec, jnp.dtype(dtype)), arrays, ratio=ratio)
+SHORT_CONVOLUTION = Operation("short_convolution", _refuses, kernels=("gpu",))

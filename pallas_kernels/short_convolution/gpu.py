@@ -10,28 +10,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import gpu_interpreter
-from pallas_kernels.short_convolution.arguments import EPS, Part
+from pallas_kernels.mosaic_gpu import launch_grid
+from pallas_kernels.short_convolution.arguments import EPS, Arrays, Part, parts_of
 from pallas_kernels.short_convolution.gpu_back import backward as backward
 from pallas_kernels.short_convolution.gpu_program import (
+    COMPILER,
     IN_FLIGHT,
     Block,
     activated,
-    compiler_params,
     for_each_block,
-    in_turn,
+    grid_of,
     inputs_before_tile,
     load,
     over_columns,
+    pipelined,
     plan,
     rows_of,
     tile_of,
     visible,
     weighted_sum,
 )
-from pallas_kernels.short_convolution.reference import parts_of
 
 
 def length_step() -> int:
@@ -47,16 +46,15 @@ def forward(
     *,
     parts: Sequence[Part],
     dtype: Any,
-) -> tuple[jax.Array, ...]:
-    """The result of each part, `[batch, length, groups * width]`.
+    save: bool,
+) -> tuple[tuple[jax.Array, ...], Arrays]:
+    """The result of each part, `[batch, length, groups * width]`, and what `backward` reads.
 
     Args:
-      x: `[batch, length, groups, columns]`; length a multiple of the tile.
-      before: `[batch, width - 1, channels]`.
-      weight: `[width, channels]` float32.
-      seen: inputs before each token that it sees, `[batch, length]` int32; None: all.
+      x, before, weight, seen: see `Arrays`.
       parts: what the columns become.
       dtype: of the results that have taps.
+      save: changes nothing, see `dispatch.run_kernels`.
     """
     batch, length, groups, _ = x.shape
     found = plan(groups, parts)
@@ -81,6 +79,7 @@ def forward(
             mine = pl.ds(row, block.rows_here)
             there = pl.ds(block.first + row, block.rows_here), pl.ds(block.column, block.width)
             tap = [load(given["weight"][number].at[j, mine], block) for j in range(taps)]
+            # A sliding window of inputs in registers: each is loaded once in a tile.
             recent = inputs_before_tile(
                 given["x"].at[sequence, :, *there], given["before"][number].at[sequence, :, mine],
                 first, block,
@@ -88,6 +87,7 @@ def forward(
             together = IN_FLIGHT["forward"] // block.vector
 
             def fetch(i: Any) -> Any:
+                # Groups behind the end read the last token again, and are not used.
                 tokens = [
                     jnp.minimum(first + i * together + j, length - 1) for j in range(together)
                 ]
@@ -107,22 +107,20 @@ def forward(
                     recent = inputs[1:]
                 return recent
 
-            in_turn(tile // together, fetch, use, recent)
+            pipelined(tile // together, fetch, use, recent)
 
         for_each_block(blocks, of_block)
 
     shapes = [(batch, length, block.rows, block.width) for block in blocks]
-    made = plgpu.kernel(
+    made = launch_grid(
         kernel,
+        *leaves,
         out_type=[jax.ShapeDtypeStruct(shape, dtype) for shape in shapes],
-        grid=(sum(block.programs for block in blocks), length // tile, batch),
-        grid_names=("block", "tile", "batch"),
-        kernel_name="short_convolution",
-        compiler_params=compiler_params(),
-        interpret=gpu_interpreter(),
-    )(*leaves)
-    results = iter(y.reshape(batch, length, -1) for y in made)
-    return tuple(
-        next(results) if part.convolved else y
-        for y, part in zip(parts_of(x, parts), parts, strict=True)
+        grid=grid_of(blocks, tiles=length // tile, batch=batch),
+        name="short_convolution",
+        compiler=COMPILER,
     )
+    results = iter(y.reshape(batch, length, -1) for y in made)
+    whole = zip(parts_of(x, parts), parts, strict=True)
+    results = tuple(next(results) if part.convolved else y for y, part in whole)
+    return results, Arrays(x, before, weight, seen)

@@ -12,21 +12,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import gpu_interpreter
-from pallas_kernels.short_convolution.arguments import EPS, Part
+from pallas_kernels.mosaic_gpu import launch_grid
+from pallas_kernels.short_convolution.arguments import EPS, Arrays, Part
 from pallas_kernels.short_convolution.gpu_program import (
+    COMPILER,
     IN_FLIGHT,
     Block,
     activated,
-    compiler_params,
     for_each_block,
-    in_turn,
+    grid_of,
     inputs_before_tile,
     laid_out,
     load,
     over_columns,
+    pipelined,
     plan,
     rows_of,
     tile_of,
@@ -36,24 +36,17 @@ from pallas_kernels.short_convolution.gpu_program import (
 
 
 def backward(
-    x: jax.Array,
-    before: jax.Array,
-    weight: jax.Array,
-    seen: jax.Array | None,
-    d_results: Sequence[jax.Array],
-    *,
-    parts: Sequence[Part],
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Cotangents of `x`, in its dtype, and of `before` and `weight`, in float32.
+    saved: Arrays, d_results: Sequence[jax.Array], *, parts: Sequence[Part], dtype: Any
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    """Cotangents of the arrays, in their dtypes.
 
     Args:
-      x: as for `gpu.forward`.
-      before: as for `gpu.forward`.
-      weight: as for `gpu.forward`.
-      seen: as for `gpu.forward`.
+      saved: the arrays of `gpu.forward`.
       d_results: cotangents of the results.
       parts: as for `gpu.forward`.
+      dtype: that of the cotangents.
     """
+    x, before, weight, seen = saved
     batch, length, groups, _ = x.shape
     found = plan(groups, parts)
     assert not isinstance(found, str), found
@@ -114,7 +107,7 @@ def backward(
                     out["x"].at[sequence, token, *there][...] = bar.astype(x.dtype)
 
             if not block.part.convolved:
-                in_turn(tile // together, lambda i: bars_of(group(i, 0)), copy, None)
+                pipelined(tile // together, lambda i: bars_of(group(i, 0)), copy, None)
                 return
 
             def fetch(tokens: list[Any]) -> list[Any]:
@@ -135,6 +128,7 @@ def backward(
                 y, sigmoid = activated(mixed)
                 if block.part.head is not None:
                     scale = over_columns(jax.lax.rsqrt(jnp.sum(y * y, axis=1) + EPS), block)
+                    # Through the norm of a head: what lies along the unit vector does not pass.
                     unit = y * scale
                     along = over_columns(jnp.sum(bar * unit, axis=1), block)
                     bar = scale * (bar - unit * along)
@@ -142,6 +136,7 @@ def backward(
                 bar = bar * (sigmoid + y * (1.0 - sigmoid))
                 if whether_real is not None:
                     bar = jnp.where(whether_real, bar, 0.0)
+                # A token before the tile counts for the taps in the program before only.
                 own = bar if whether_own is None else jnp.where(whether_own, bar, 0.0)
                 sums = [total + own * z for total, z in zip(sums, here, strict=True)]
                 # Each seen input receives its tap's share; the oldest one's sum is complete.
@@ -155,6 +150,7 @@ def backward(
                 given["x"].at[sequence, :, *there], given["before"][number].at[sequence, :, mine],
                 first, block,
             )  # fmt: skip
+            # Inputs that later tokens see, sums of cotangents under way, sums for the taps.
             carry: Any = (recent, [nothing] * reach, [nothing] * taps)
             for i, loaded in enumerate(fetch([first + i for i in range(reach)])):
                 # The first tokens' shares for the taps are the program's before, if there is one.
@@ -174,21 +170,20 @@ def backward(
                     out["x"].at[sequence, token, *there][...] = done.astype(x.dtype)
                 return carry
 
-            carry = in_turn(tile // together, lambda i: fetch(group(i, reach)), use, carry)
+            carry = pipelined(tile // together, lambda i: fetch(group(i, reach)), use, carry)
             for j, total in enumerate(carry[2]):
                 out["weight"][number].at[sequence, own_tile, j, mine][...] = total
 
         for_each_block(blocks, of_block)
 
-    results = plgpu.kernel(
+    results = launch_grid(
         kernel,
+        *leaves,
         out_type=out_leaves,
-        grid=(sum(block.programs for block in blocks), tiles, batch),
-        grid_names=("block", "tile", "batch"),
-        kernel_name="short_convolution_back",
-        compiler_params=compiler_params(),
-        interpret=gpu_interpreter(),
-    )(*leaves)
+        grid=grid_of(blocks, tiles=tiles, batch=batch),
+        name="short_convolution_back",
+        compiler=COMPILER,
+    )
     out = jax.tree.unflatten(out_structure, results)
 
     def joined(of_blocks: list[jax.Array | None]) -> jax.Array:
@@ -198,4 +193,6 @@ def backward(
         )
 
     d_weight = [y if y is None else jnp.sum(y, axis=(0, 1)) for y in out["weight"]]
-    return out["x"].reshape(x.shape), joined(out["before"]), joined(d_weight)
+    d_before, d_weight = joined(out["before"]), joined(d_weight)
+    d_x = out["x"].reshape(x.shape)
+    return d_x, d_before.astype(before.dtype), d_weight.astype(weight.dtype), None

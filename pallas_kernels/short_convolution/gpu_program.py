@@ -18,7 +18,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import dispatch
-from pallas_kernels.mosaic_gpu import WARPGROUP, index32
+from pallas_kernels.mosaic_gpu import NO_BARRIERS, WARPGROUP, index32
 from pallas_kernels.short_convolution.arguments import Part, channels_of, columns_of
 
 WARP = 32
@@ -169,14 +169,14 @@ def for_each_block(blocks: Sequence[Block], body: Any) -> None:
             body(number, block, (program - start) * block.rows_here)
 
 
-def compiler_params() -> plgpu.CompilerParams:
-    """No barriers, as no program reads what it or another one writes; exponentials as the hardware
-    computes them, to about 2^-22."""
-    return plgpu.CompilerParams(
-        lowering_semantics=plgpu.LoweringSemantics.Lane,
-        unsafe_no_auto_barriers=True,
-        approx_math=True,
-    )
+def grid_of(blocks: Sequence[Block], *, tiles: int, batch: int) -> dict[str, int]:
+    """The programs of all blocks of rows, for each tile of tokens of each sequence."""
+    return {"block": sum(block.programs for block in blocks), "tile": tiles, "batch": batch}
+
+
+COMPILER = {**NO_BARRIERS, "approx_math": True}
+"""No program reads what it or another one writes; exponentials as the hardware computes them, to
+about 2^-22."""
 
 
 def rows_of(x: jax.Array, block: Block) -> jax.Array:
@@ -224,7 +224,7 @@ def activated(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return x * sigmoid, sigmoid
 
 
-def in_turn(count: int, fetch: Any, use: Any, carry: Any) -> Any:
+def pipelined(count: int, fetch: Any, use: Any, carry: Any) -> Any:
     """`carry = use(i, fetch(i), carry)` for each i, where `fetch(i + 1)` comes before `use(i)`.
 
     Loads and stores stay in the program's order, so that loads wait for nothing that is computed.

@@ -1,14 +1,17 @@
 """Named shapes of the short convolution."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from fwpkm_jax.core.documents import document_numbers
+from pallas_kernels.dispatch import Kernel
+from pallas_kernels.short_convolution.api import short_convolution
 from pallas_kernels.short_convolution.arguments import Part, channels_of
-from pallas_kernels.spec import Spec
+from pallas_kernels.spec import Comparison, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +80,6 @@ SPECS = (
         compiled=True,
     ),
 )
-CHECKED = ("100_tokens", "several_tiles")
-"""Before the first use of a device's kernels, they are compared with the reference on these calls:
-a length that no tile divides, and several tiles, so that each edge between tiles occurs."""
-ON_DEVICE = (*CHECKED, "flat", "wide", "wide_packed", "paper", "paper_packed")
-"""Calls that are compared and timed when a device is at hand."""
-CHECK_RATIOS = {"float32": 1e-5, "bfloat16": 1e-2}
-"""Largest difference allowed in that comparison, relative to a tensor's norm, by dtype of inputs
-and results. Rounding a number to bfloat16 changes it by up to 2^-9 of itself."""
 
 
 def sample(spec: ConvolutionSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
@@ -106,3 +101,30 @@ def sample(spec: ConvolutionSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
         draws = jax.random.uniform(next(rngs), (spec.batch, spec.length))
         arrays["documents"] = document_numbers(draws < spec.documents)
     return arrays
+
+
+def call(spec: ConvolutionSpec, dtype: DTypeLike, **arrays: Any) -> tuple[jax.Array, ...]:
+    """The operation on a spec's arrays, with results to compare.
+
+    Comparisons take results as their own cotangents. A unit vector's would lie along the vector,
+    and the norm passes none of that on. So results are multiplied by numbers that differ by column.
+    """
+    results = short_convolution(**arrays, parts=spec.parts, dtype=dtype)
+    factors = [jnp.cos(0.7 * jnp.arange(y.shape[-1], dtype=jnp.float32)) for y in results]
+    return tuple(y * f.astype(y.dtype)[None, None] for y, f in zip(results, factors, strict=True))
+
+
+COMPARISON = Comparison(
+    specs=SPECS,
+    sample=sample,
+    call=call,
+    # A length that no tile divides, and several tiles, so that each edge between tiles occurs.
+    checked=("100_tokens", "several_tiles"),
+    # Rounding a number to bfloat16 changes it by up to 2^-9 of itself.
+    ratios={"float32": 1e-5, "bfloat16": 1e-2},
+)
+
+
+def check(_: Kernel) -> None:
+    """Raises AssertionError if this device's kernels differ from plain JAX."""
+    COMPARISON.check()

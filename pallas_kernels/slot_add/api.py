@@ -1,20 +1,31 @@
 """In-place additions to the rows of a table, computed by kernels or in plain JAX."""
 
-import functools
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
 import chex
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SlotWeights, TokenValues, ValueTable
 from fwpkm_jax.core.slots.values.grouping import SlotGroups
-from pallas_kernels.checks import assert_results_agree, refuse_rows
-from pallas_kernels.dispatch import Backend, Kernel, implementation
+from fwpkm_jax.core.slots.values.rows import add_rows
+from pallas_kernels.dispatch import Backend, Kernel, Operation
+from pallas_kernels.refusals import refuse_rows
 from pallas_kernels.row_gradients import add
-from pallas_kernels.slot_add import reference
-from pallas_kernels.slot_add.reference import SlotAdd
-from pallas_kernels.slot_add.specs import CHECK_RATIO, CHECKED, SPECS, sample
+
+
+class SlotAdd(NamedTuple):
+    """A table after an addition, and the changed rows before it.
+
+    Attributes:
+      values: `[slots, value]`.
+      old_rows: `[references, value]`; row r is the r-th distinct slot's row before the addition.
+        Rows after the last distinct slot are undefined.
+    """
+
+    values: ValueTable
+    old_rows: Float[Array, "references value"]
 
 
 @overload
@@ -74,37 +85,19 @@ def slot_add(
       NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
     """
     chex.assert_equal_shape([groups.rank, coefficients])
-    chosen = implementation(
-        "slot_add",
-        backend,
-        supports=functools.partial(_refuse, values, coefficients, (rows,)),
-        check=check_add,
-    )
-    arrays = values, groups, coefficients, rows
+    chosen = SLOT_ADD.choose(backend, values, coefficients, rows)
     if chosen == "reference":
-        if with_old_rows:
-            return reference.slot_add_with_old_rows(*arrays)
-        return reference.slot_add(*arrays)
-    values, old_rows = add(chosen, with_old_rows, *arrays)
-    return SlotAdd(values, old_rows) if with_old_rows else values
+        old_rows = values.at[groups.slots].get(mode="clip") if with_old_rows else None
+        values = add_rows(values, groups, coefficients, rows)
+    else:
+        values, old_rows = add(chosen, with_old_rows, values, groups, coefficients, rows)
+    return values if old_rows is None else SlotAdd(values, old_rows)
 
 
-def _refuse(
-    values: jax.Array, of_places: jax.Array, others: tuple[jax.Array, ...], kernel: Kernel
-) -> str | None:
+def _refuses(kernel: Kernel, values: jax.Array, *others: jax.Array) -> str | None:
     if values.dtype == jnp.bfloat16:
         return "bfloat16 tables"  # Rounding would lose small additions.
-    return refuse_rows(values, (of_places, *others), kernel)
+    return refuse_rows(kernel, values, *others)
 
 
-def check_add(kernel: Kernel) -> None:
-    del kernel  # It is the one of this device.
-    for spec in (spec for spec in SPECS if spec.name in CHECKED):
-        assert_results_agree(add_logged, sample(spec, jnp.float32), ratio=CHECK_RATIO)
-
-
-def add_logged(*, groups: SlotGroups, backend: Backend, **arrays: jax.Array) -> SlotAdd:
-    """`slot_add` with the old rows; the undefined rows after the last group are set to zero."""
-    values, old_rows = slot_add(groups=groups, **arrays, with_old_rows=True, backend=backend)
-    specified = jnp.arange(old_rows.shape[0]) < groups.num_groups
-    return SlotAdd(values, jnp.where(specified[:, None], old_rows, 0.0))
+SLOT_ADD = Operation("slot_add", _refuses)

@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from fwpkm_jax.core.slots.values.exchange import logged_rows
 from fwpkm_jax.core.slots.values.grouping import SlotGroups
-from pallas_kernels.mosaic_gpu import IN_FLIGHT, in_turn, index32, launch, row, zeros
+from pallas_kernels.mosaic_gpu import IN_FLIGHT, index32, launch, row, sequential_vmap, zeros
 
 SEGMENT = 64
 """Longest run that its owner sums from references. For a longer run the owner takes one step per
@@ -65,6 +65,7 @@ def runs_of(groups: SlotGroups, coefficients: jax.Array, source: jax.Array) -> R
     """
     (chunks, _, places), slots = coefficients.shape, source.shape[1]
     coefficients = coefficients.reshape(chunks, -1)
+    # A program owns as many rows whatever the number of slots.
     filled = pl.cdiv(slots, OWNED) * OWNED
 
     def of_slots(x: jax.Array) -> jax.Array:
@@ -75,6 +76,7 @@ def runs_of(groups: SlotGroups, coefficients: jax.Array, source: jax.Array) -> R
     source = jnp.where(exists, of_slots(source), 0)
     begin, end = (of_slots(x) for x in (groups.starts, groups.starts[:, 1:]))
     end = jnp.where(exists, end, begin)
+    # A long run is summed by segments, so that its owner adds none of its references.
     is_short = end - begin <= SEGMENT
     fields, factors = [source, begin, end], []
     for i in range(FIRST):
@@ -96,7 +98,7 @@ def add(
 ) -> tuple[jax.Array, jax.Array | None]:
     """`slot_add` in place; with `with_old_rows` also the changed rows before the addition."""
     one = functools.partial(_add, with_old_rows=with_old_rows)
-    return in_turn(one)(values, groups, coefficients, rows)
+    return sequential_vmap(one)(values, groups, coefficients, rows)
 
 
 # Compiled, because a ref in GPU memory exists only inside a compiled function.
@@ -205,6 +207,7 @@ def _sum_runs(
         chunk = chunk[0]
         owned = [program * OWNED + i for i in range(OWNED)]
         record = [[records[chunk, slot, field] for field in range(3 + FIRST)] for slot in owned]
+        # One load for each field, shared by all threads.
         source, begin, end, *tokens = zip(*record, strict=True)
         factor = [[factors[chunk, slot, i] for i in range(FIRST)] for slot in owned]
 
@@ -215,6 +218,7 @@ def _sum_runs(
             total = []
             for i in range(OWNED):
                 is_long = end[i] - begin[i] > SEGMENT
+                # The record has had the first references; those after them are found by the order.
                 others = begin[i] + FIRST
                 summed = functools.reduce(
                     operator.add, [f * x for f, x in zip(factor[i], first[i], strict=True)]
@@ -289,6 +293,7 @@ def _partial_sums(chunk: jax.Array, runs: Runs, rows: jax.Array) -> jax.Array:
                     end=jnp.minimum(end, segment_end),
                 )
 
+        # A segment touches at most two long runs: a third would be shorter than the segment.
         sum_part(0, head, True)
         sum_part(1, tail, tail != head)
 

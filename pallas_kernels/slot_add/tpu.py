@@ -73,6 +73,7 @@ def add(
         groups, coefficients, num_slots=values.shape[0], chunk=CHUNK, block=BLOCK
     )
     blocks = in_order.slots.shape[0]
+    # Rows of tokens that fit VMEM are there from the start, and need no copies.
     resident = rows.size * rows.dtype.itemsize <= RESIDENT
     block_rows = BLOCK // SUBLANES, SUBLANES, width
     chunk_rows = CHUNK // SUBLANES, SUBLANES, width
@@ -108,6 +109,7 @@ def add(
             *[jax.ShapeDtypeStruct((blocks, *block_rows), values.dtype)] * with_old_rows,
         ],
         scratch_shapes=scratch,
+        # The table is updated in place.
         input_output_aliases={6: 0},
         compiler_params=pltpu.CompilerParams(
             vmem_limit_bytes=in_vmem + 2**21,
@@ -142,6 +144,7 @@ class _Kernel:
         of = _Scratch(*refs[self.with_old_rows :])
         resident, width = self.resident, rows.shape[1]
         chunks = pl.cdiv(self.references, CHUNK)
+        # Blocks of distinct slots: their number is known on the device only.
         blocks = (num_groups[0] + BLOCK - 1) // BLOCK
 
         def distinct(b):
@@ -194,6 +197,7 @@ class _Kernel:
             buffer, sem, first = of.rows.at[c % 2], of.rows_sem.at[c % 2], c % 3 * CHUNK
 
             def start(i, k):
+                # A step is the token times 2, plus 1 where a run begins.
                 token = of.steps[first + i * SUBLANES + k] >> 1
                 target = buffer.at[i, pl.ds(k, 1)]
                 pltpu.make_async_copy(rows.at[pl.ds(token, 1)], target, sem).start()
@@ -222,6 +226,7 @@ class _Kernel:
 
             def of_chunk(c, carry):
                 begin = jnp.maximum(first - c * CHUNK, 0)
+                # A block that begins inside a chunk finds it entered by the block before.
                 pl.when(begin == 0)(lambda: enter(c))
                 offset = c % 3 * CHUNK
 
@@ -243,6 +248,7 @@ class _Kernel:
                 last = jnp.minimum(end - c * CHUNK, CHUNK)
                 return _in_eights(offset + begin, offset + last, step, carry)
 
+            # The first reference begins a run, and takes number 0.
             carry = jnp.zeros((1, width), jnp.float32), jnp.int32(-1)
             jax.lax.fori_loop(first // CHUNK, (end - 1) // CHUNK + 1, of_chunk, carry)
 
@@ -251,6 +257,7 @@ class _Kernel:
                 log(b).wait()
             _wait_for_rows(of.changed.at[b % 2], of.out_sem.at[b % 2], distinct(b))
 
+        # Fills the pipeline: three buffers of scalars, two of rows.
         slots_copy(0).start()
         _start(scalar_copies(0))
         if chunks > 1:
@@ -264,6 +271,7 @@ class _Kernel:
 
         @pl.loop(0, blocks)
         def _(b):
+            # The buffers of two blocks before must be out before they are filled again.
             @pl.when(b >= 2)
             def _():
                 wait_out(b - 2)
@@ -277,14 +285,17 @@ class _Kernel:
             def _():
                 slots_copy(b + 2).start()
 
+            # The sums of this block, while the rows of the next one arrive.
             sum_runs(b)
             _wait_for_rows(of.table_in.at[b % 3], of.in_sem.at[b % 3], distinct(b))
             before = of.table_in[b % 3]
+            # Rows behind the last distinct slot hold what was there, and are not copied out.
             of.changed[b % 2] = before + of.sums[...].reshape(before.shape)
             if self.with_old_rows:
                 log(b).start()
             start_out(b)
 
+        # The last two blocks are still under way.
         pl.loop(jnp.maximum(blocks - 2, 0), blocks)(wait_out)
 
 

@@ -1,9 +1,8 @@
 """Weighted sums of rows and inner products with rows, computed by kernels or in plain JAX."""
 
-import functools
+from typing import NamedTuple
 
 import chex
-import jax.numpy as jnp
 
 from fwpkm_jax.core.array_types import (
     SlotIds,
@@ -12,12 +11,23 @@ from fwpkm_jax.core.array_types import (
     TokenWeights,
     ValueTable,
 )
-from pallas_kernels.checks import assert_results_agree, refuse_rows
-from pallas_kernels.dispatch import Backend, Kernel, implementation
-from pallas_kernels.row_gradients import dot, read
-from pallas_kernels.slot_read import reference
-from pallas_kernels.slot_read.reference import SlotRead
-from pallas_kernels.slot_read.specs import CHECK_RATIO, CHECKED, SPECS, sample, sample_dot
+from fwpkm_jax.core.slots.values.rows import dot_rows
+from fwpkm_jax.core.slots.values.table import slot_read as weighted_rows
+from fwpkm_jax.core.slots.write import PLAIN
+from pallas_kernels.dispatch import Backend, Operation
+from pallas_kernels.refusals import refuse_rows
+
+
+class SlotRead(NamedTuple):
+    """What tokens read, and its weighted difference from their targets.
+
+    Attributes:
+      output: weighted sums of slot values, `[tokens, value]`.
+      errors: write weight times (output - target), `[tokens, value]`; None without targets.
+    """
+
+    output: TokenValues
+    errors: TokenValues | None
 
 
 def slot_read(
@@ -56,15 +66,15 @@ def slot_read(
     if (target is None) != (write_weight is None):
         raise ValueError("target and write_weight go together: pass both or neither.")
     chex.assert_equal_shape([slot_ids, weights])
-    chosen = implementation(
-        "slot_read",
-        backend,
-        supports=functools.partial(refuse_rows, values, (weights, target, write_weight)),
-        check=check_read,
-    )
-    if chosen == "reference":
-        return reference.slot_read(values, slot_ids, weights, target, write_weight)
-    return SlotRead(*read(chosen, values, slot_ids, weights, target, write_weight))
+    chosen = SLOT_READ.choose(backend, values, weights, target, write_weight)
+    if chosen != "reference":
+        from pallas_kernels.row_gradients import read
+
+        return SlotRead(*read(chosen, values, slot_ids, weights, target, write_weight))
+    output = weighted_rows(values.astype(weights.dtype), slot_ids, weights)
+    if target is None or write_weight is None:
+        return SlotRead(output, None)
+    return SlotRead(output, PLAIN.error(output, target, write_weight[:, None]))
 
 
 def slot_dot(
@@ -87,24 +97,13 @@ def slot_dot(
       NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
     """
     chex.assert_equal_shape_prefix([slot_ids, vectors], 1)
-    chosen = implementation(
-        "slot_dot",
-        backend,
-        supports=functools.partial(refuse_rows, values, (vectors,)),
-        check=check_dot,
-    )
-    if chosen == "reference":
-        return reference.slot_dot(values, slot_ids, vectors)
-    return dot(chosen, values, slot_ids, vectors)
+    chosen = SLOT_DOT.choose(backend, values, vectors)
+    if chosen != "reference":
+        from pallas_kernels.row_gradients import dot
+
+        return dot(chosen, values, slot_ids, vectors)
+    return dot_rows(values.astype(vectors.dtype), slot_ids, vectors)
 
 
-def check_read(kernel: Kernel) -> None:
-    del kernel  # It is the one of this device.
-    for spec in (spec for spec in SPECS if spec.name in CHECKED):
-        assert_results_agree(slot_read, sample(spec, jnp.float32), ratio=CHECK_RATIO)
-
-
-def check_dot(kernel: Kernel) -> None:
-    del kernel  # It is the one of this device.
-    for spec in (spec for spec in SPECS if spec.name in CHECKED):
-        assert_results_agree(slot_dot, sample_dot(spec, jnp.float32), ratio=CHECK_RATIO)
+SLOT_READ = Operation("slot_read", refuse_rows)
+SLOT_DOT = Operation("slot_dot", refuse_rows, folder="slot_read")

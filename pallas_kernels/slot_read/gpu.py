@@ -83,9 +83,11 @@ def _weighted_sum(values, slot_ids, weights, token):
 
     def some(first, count):
         rows = [row(values, slot_ids[*token, first + p]) for p in range(count)]
+        # The loads of all these rows run together; the sum waits for the last.
         terms = [weights[*token, first + p] * x.astype(jnp.float32) for p, x in enumerate(rows)]
         return functools.reduce(operator.add, terms)
 
+    # Fewer places than loads in flight need no loop.
     if not full:
         return some(0, rest)
     total = some(0, IN_FLIGHT)

@@ -37,6 +37,7 @@ def back(
         # The way back of one row's error is that of the formula, traced into this kernel.
         error, of_error = jax.vjp(PLAIN.error, read, target, weights[chunk, token])
 
+        # One load of a row serves the weighted sum and the inner product with the error.
         def read_and_dot(first, count, total):
             places = [first + p for p in range(count)]
             rows = [row(log, next_rows[chunk, rank[chunk, token, p]]) for p in places]
@@ -47,6 +48,7 @@ def back(
 
         errors_bar = _by_groups(places, read_and_dot, zeros(width))
         bar, targets_bar[token], error_weights_bar[token] = of_error(errors_bar)
+        # What later chunks send back, and what this chunk's own error does.
         bar = row(output_bar, (chunk, token)) + bar
         read_bar[token] = bar
 

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from pallas_kernels.spec import Spec
+from pallas_kernels.dispatch import Kernel
+from pallas_kernels.slot_read.api import slot_dot, slot_read
+from pallas_kernels.spec import Comparison, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ CHECKED = ("wide_distinct", "wide_zipf", "hottest")
 """Before the first use of a device's kernels, they are compared with the reference on these calls.
 They have the paper's width. Their slots are read once, or a few are read often, or every token
 reads the same slot, which makes a run much longer than a single owner sums."""
-CHECK_RATIO = 1e-5
+CHECK_RATIOS = {"float32": 1e-5}
 """Largest difference allowed in that comparison, relative to a tensor's norm."""
 
 
@@ -102,3 +104,25 @@ def sample_dot(spec: RowSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
     arrays = sample(spec, dtype)
     vectors = jax.random.normal(jax.random.key(1), (spec.tokens, spec.value), dtype)
     return {"values": arrays["values"], "slot_ids": arrays["slot_ids"], "vectors": vectors}
+
+
+READS = Comparison(
+    specs=SPECS,
+    sample=sample,
+    call=lambda spec, dtype, **arrays: slot_read(**arrays),
+    checked=CHECKED,
+    ratios=CHECK_RATIOS,
+)
+DOTS = Comparison(
+    specs=SPECS,
+    sample=sample_dot,
+    call=lambda spec, dtype, **arrays: slot_dot(**arrays),
+    checked=CHECKED,
+    ratios=CHECK_RATIOS,
+)
+
+
+def check(_: Kernel) -> None:
+    """Raises AssertionError if one of this device's kernels differs from plain JAX."""
+    READS.check()
+    DOTS.check()

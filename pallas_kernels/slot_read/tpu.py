@@ -102,6 +102,7 @@ def dot(values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array
 
         def use(token, rows):
             product = rows[...] * vectors[pl.ds(token, 1)]
+            # Adds whole vectors of lanes, without an exchange between lanes.
             folded = functools.reduce(jnp.add, [product[:, fold] for fold in folds])
             products[pl.ds(token * places, places), : folded.shape[1]] = folded
 
@@ -109,6 +110,7 @@ def dot(values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array
 
         @pl.loop(0, blocks)
         def _(i):
+            # Transposed, the sum over a reference's lanes runs along sublanes for 128 at once.
             block = products[pl.ds(i * LANES, LANES)]
             output[0, pl.ds(i, 1)] = jnp.sum(block.T, axis=0, keepdims=True)
 
@@ -156,6 +158,7 @@ def _stream_rows(slot_ids, values, ring, sems, *, tokens, places, use):
         # A semaphore counts bytes, so one wait covers all copies of the token.
         pltpu.make_async_copy(rows, rows, sems.at[buffer]).wait()
         use(token, rows)
+        # The buffer is free again: it takes the rows of the token one ring ahead.
         pl.when(token + depth < tokens)(lambda: start(token + depth))
 
 

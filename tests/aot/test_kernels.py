@@ -19,7 +19,7 @@ from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.product_top_k.api import WIDEST_HALF
 from pallas_kernels.slot_add.tpu import RESIDENT
 from tests.aot.devices import absent_device
-from tests.kernels.entry import entries
+from tests.kernels.entries import ENTRIES
 
 CUSTOM_CALL = {"tpu": "tpu_custom_call", "gpu": "mosaic_gpu"}
 
@@ -31,7 +31,7 @@ def directions(entry):
 
 COMPILED = [
     pytest.param(entry, spec, direction, id=f"{entry.op}-{spec.name}-{direction}")
-    for entry in entries()
+    for entry in ENTRIES
     for spec in entry.specs
     if spec.compiled
     for direction in directions(entry)
@@ -73,7 +73,7 @@ def test_kernels_compile_ahead_of_time(entry, spec, direction, device):
 @pytest.mark.aot
 @pytest.mark.parametrize("device", TPUS)
 def test_slot_add_compiles_if_the_rows_of_all_tokens_do_not_fit_vmem(device):
-    entry = next(entry for entry in entries() if entry.op == "slot_add")
+    entry = next(entry for entry in ENTRIES if entry.op == "slot_add")
     spec = next(spec for spec in entry.specs if spec.name == "chunk")
     spec = dataclasses.replace(spec, tokens=RESIDENT // (4 * spec.value) + 1)
     arrays = abstract(entry, spec, SingleDeviceSharding(absent_device(device)))
@@ -119,7 +119,7 @@ def test_on_an_h100_kernels_spill_no_registers(entry, spec, direction):
 @pytest.mark.parametrize("name", ["paper", "paper_packed", "wide_packed"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_on_an_h100_the_short_convolutions_kernels_spill_no_registers(name, dtype):
-    entry = next(entry for entry in entries() if entry.op == "short_convolution")
+    entry = next(entry for entry in ENTRIES if entry.op == "short_convolution")
     spec = next(spec for spec in entry.specs if spec.name == name)
     arrays = abstract(entry, spec, SingleDeviceSharding(absent_device("h100")), dtype)
     with kernels_for("h100"):

@@ -15,11 +15,11 @@ from fwpkm_jax.audit.bundle import recomputed, write_bundle
 from fwpkm_jax.audit.lines import Line
 from fwpkm_jax.audit.model_paths import chat_causality
 from fwpkm_jax.audit.page import page, summary
-from fwpkm_jax.cli import audit_command, demo_command, program
+from fwpkm_jax.cli import demo_command, main
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import RecallData
 from fwpkm_jax.interchange import Weights, start_run
-from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.io.untrusted import OutsideFileError
 from tests.cli.conftest import text_run
 from tests.interchange.make_families import DATA as FAMILIES
 from tests.interchange.make_families import write_model
@@ -96,7 +96,7 @@ def test_the_command_audits_an_imported_run_and_its_bundle(subject, tmp_path, ca
     weights = Weights(nnx.split(subject.model)[1], subject.memory)
     directory = start_run(experiment, weights)
     options = ("--texts", "2", "--tokens", "600")
-    code = audit_command.main([str(directory), *options])
+    code = main(["audit", str(directory), *options])
     shown = capsys.readouterr().out
     lines = dict(re.findall(r"^(?:pass|fail|told|skipped) +(.+?, .+?): (.*)$", shown, re.MULTILINE))
     for section, names in SOUND.items():
@@ -113,7 +113,7 @@ def test_the_command_audits_an_imported_run_and_its_bundle(subject, tmp_path, ca
     assert told in (bundle / "audit.html").read_text()
     manifest = json.loads((bundle / "manifest.json").read_text())
     assert len(manifest["provenance"]["slow_weights"]) == 64
-    assert audit_command.main([str(bundle)]) == 0
+    assert main(["audit", str(bundle)]) == 0
     again = capsys.readouterr().out
     assert told in again
     assert again.endswith(f"All files of {bundle} are those of its manifest.\n")
@@ -125,7 +125,7 @@ def test_a_memory_put_into_a_model_of_another_library_is_audited_whole(tmp_path,
     known = json.loads((FAMILIES / "families.json").read_text())["models"]["qwen2"]
     write_model(tmp_path / "model", known["config"], known["tensors"])
     folder, base, run = (str(tmp_path / name) for name in ("model", "base", "run"))
-    assert program.main(["import", "hf", folder, base]) == 0
+    assert main(["import", "hf", folder, base]) == 0
     command = ["--base", base, "--run_dir", run, "--model.memory_layers", "1"]
     command += ["--optimizer.train", ".*/memory/.*", "--model.fast_weight.chunk_size", "8"]
     rule = {"num_subkeys": 4, "key_dim": 8, "value_dim": 8, "top_k": 2}
@@ -133,9 +133,9 @@ def test_a_memory_put_into_a_model_of_another_library_is_audited_whole(tmp_path,
         command += [f"--model.fast_weight.rule.{name}", str(value)]
     # A new memory adds zero to the residual stream; after these steps its reads show.
     command += ["--training.steps", "3", "--training.batch_size", "2"]
-    assert program.main(["train", *command]) == 0
+    assert main(["train", *command]) == 0
     capsys.readouterr()
-    assert program.main(["audit", run, "--texts", "2", "--tokens", "600"]) == 0
+    assert main(["audit", run, "--texts", "2", "--tokens", "600"]) == 0
     shown = capsys.readouterr().out
     for section, names in SOUND.items():
         for name in names:
@@ -160,9 +160,9 @@ def test_no_token_moves_earlier_logits_over_two_devices():
 
 
 def test_what_is_no_run_is_refused_in_one_line(tmp_path, capsys):
-    assert audit_command.main([str(tmp_path / "nowhere")]) == 2
+    assert main(["audit", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert audit_command.main([str(tmp_path), "--texts", "1"]) == 2
+    assert main(["audit", str(tmp_path), "--texts", "1"]) == 2
     assert "texts=1 must be at least 2" in capsys.readouterr().err
-    assert audit_command.main([str(demo_command.FOLDER), "--step", "3"]) == 2
+    assert main(["audit", str(demo_command.FOLDER), "--step", "3"]) == 2
     assert "holds exported weights, which are of one step" in capsys.readouterr().err

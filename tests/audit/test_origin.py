@@ -24,7 +24,7 @@ from fwpkm_jax.audit.trace import traced
 from fwpkm_jax.data import NeedleMix, RecallData, TextData
 from fwpkm_jax.evaluation.intervals import bootstrap
 from fwpkm_jax.evaluation.sources import sha256
-from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.io.untrusted import OutsideFileError
 from tests.audit.conftest import make_subject
 
 DATA = RecallData(

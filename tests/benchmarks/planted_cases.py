@@ -1,4 +1,4 @@
-"""Cases of first light that end in every way a case can."""
+"""Cases of bring-up that end in every way a case can."""
 
 import os
 import signal
@@ -14,14 +14,14 @@ def work(task: dict[str, Any]) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGSEGV)
     if name == "raises":
         raise ValueError("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS")
-    from benchmarks.first_light.cases import outcome  # Loads jax, which the others need not.
+    from benchmarks.bring_up.cases import outcome  # Loads jax, which the others need not.
 
     return outcome(case_with({"wrong": 0.3, "right": 1e-7}[name]))
 
 
 def case_with(error: float) -> Any:
     """A case that measures this error."""
-    from benchmarks.first_light.cases import Case
+    from benchmarks.bring_up.cases import Case
 
     measured = {"errors": {"output": 0.0, "d_keys": error}, "milliseconds": 1.0}
     return Case(run=lambda: dict(measured), ratio=1e-5)

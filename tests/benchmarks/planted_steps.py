@@ -1,4 +1,4 @@
-"""Variants of first light's training step that end in every way a variant can."""
+"""Variants of bring-up's training step that end in every way a variant can."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""First light where only jax, flax, optax, orbax, chex, numpy and pytest are, and some wheels."""
+"""Bring-up where only jax, flax, optax, orbax, chex, numpy and pytest are, and some wheels."""
 
 import importlib
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import processes
-from benchmarks.first_light import suite
-from benchmarks.first_light.files import read_lines
+from benchmarks.bring_up import suite
+from benchmarks.bring_up.files import read_lines
 from tests.benchmarks.programs import result
 
 BARE = Path(__file__).parent / "bare"
@@ -45,7 +45,7 @@ def python(code: str, *paths: Path) -> str:
 
 @pytest.mark.slow
 def test_every_part_can_be_imported_with_the_wheels(wheels, tmp_path):
-    programs = ["benchmarks.first_light.cases", "benchmarks.compiled.executables"]
+    programs = ["benchmarks.bring_up.cases", "benchmarks.compiled.executables"]
     programs += ["benchmarks.speed.train_step", *(module for module, *_ in PARTS.values())]
     lines = [f"import {', '.join(programs)}", "import sys, sitecustomize"]
     lines += ["print(len(sitecustomize.ABSENT), sitecustomize.ABSENT & set(sys.modules))"]
@@ -55,7 +55,7 @@ def test_every_part_can_be_imported_with_the_wheels(wheels, tmp_path):
 
 def test_the_suite_itself_needs_none_of_the_absent_packages():
     packages = ("tyro", "beartype.door", "grain", "jaxtyping")
-    lines = ["import benchmarks.first_light.suite, importlib, sys", "print('jax' in sys.modules)"]
+    lines = ["import benchmarks.bring_up.suite, importlib, sys", "print('jax' in sys.modules)"]
     lines += [f"for name in {packages!r}:", "  try: importlib.import_module(name)"]
     lines += ["  except ModuleNotFoundError as error: print(error)"]
     loaded, *errors = python("\n".join(lines)).splitlines()
@@ -68,7 +68,7 @@ def test_the_whole_suite_runs(tmp_path, monkeypatch, wheels):
     monkeypatch.setenv("PYTHONPATH", f"{BARE}{os.pathsep}{processes.ROOT}")
     monkeypatch.setenv("PATH", "")  # Neither git nor pip.
     out = tmp_path / "out"
-    command = ["benchmarks.first_light", "--out", str(out), "--size", "tiny", "--jobs", "2"]
+    command = ["benchmarks.bring_up", "--out", str(out), "--size", "tiny", "--jobs", "2"]
     command += ["--wheels", str(wheels), "--cache", str(tmp_path / "cache")]
     command += ["--seconds", "3000", "--part-seconds", "900", "--operations", "value_scan"]
     assert suite.run_part(command, limit_s=3600) is None

@@ -287,10 +287,10 @@ def test_overlays_and_private_tables_take_turns(tmp_path):
 
 def test_users_at_once_and_one_by_one_take_turns(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "TINY_LAYERS", 3)
-    out = tmp_path / "seats.json"
-    options = ("--seats", 3, "--users", 1, 3, "--tokens", 4, "--at-a-time", 2, "--rounds", 2)
+    out = tmp_path / "users.json"
+    options = ("--batch-slots", 3, "--users", 1, 3, "--tokens", 4, "--at-a-time", 2, "--rounds", 2)
     small = ("--model", "gdn_swa__fwpkm2_6_10", "--size", "tiny", "--layers", 3, "--aligned")
-    run("benchmarks.speed.seats", *small, *options, "--capacity", 1024, "--out", out)
+    run("benchmarks.speed.continuous_batching", *small, *options, "--capacity", 1024, "--out", out)
     rows = result(out)["rows"]
     assert [row["users"] for row in rows] == [1, 3]
     for row in rows:
@@ -300,7 +300,7 @@ def test_users_at_once_and_one_by_one_take_turns(tmp_path, monkeypatch):
         assert row["one_by_one_tokens_per_s"] > 0
         assert row["times_of_cpu_time"] > 0
     with pytest.raises(ValueError, match="tokens=5 is no multiple of at_a_time=2"):
-        run("benchmarks.speed.seats", "--tokens", 5, "--at-a-time", 2)
+        run("benchmarks.speed.continuous_batching", "--tokens", 5, "--at-a-time", 2)
 
 
 @pytest.mark.slow

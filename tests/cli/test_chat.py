@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax import memories
-from fwpkm_jax.cli import chat_command, conversation_options, generate_command
+from fwpkm_jax.cli import conversation_options, main
 from fwpkm_jax.run import chat as chat_module
 from fwpkm_jax.run.conversation import Conversation
 
@@ -24,7 +24,7 @@ def programs(text_run, monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(
             "sys.stdin", lines if hasattr(lines, "readline") else io.StringIO(lines)
         )
-        code = command.main([str(tmp_path), "--max_new_tokens=8", "--memory=alice", *arguments])
+        code = main([command, str(tmp_path), "--max_new_tokens=8", "--memory=alice", *arguments])
         shown = capsys.readouterr()
         return code, shown.out, shown.err
 
@@ -48,7 +48,7 @@ def test_a_question_aside_changes_neither_the_conversation_nor_its_memory(text_r
 def test_a_chat_goes_on_where_it_stopped_and_forgets_what_it_is_told_to(programs, tmp_path):
     (tmp_path / "notes.txt").write_text("Alice has a cat.")
     code, first, errors = programs(
-        chat_command, lines=f"/read {tmp_path / 'notes.txt'}\nhello\n/save day\n"
+        "chat", lines=f"/read {tmp_path / 'notes.txt'}\nhello\n/save day\n"
     )
     assert (code, errors) == (0, "")
     assert first.startswith("alice: 0 tokens read. /help lists the commands.\nRead 16 tokens.\n")
@@ -59,7 +59,7 @@ def test_a_chat_goes_on_where_it_stopped_and_forgets_what_it_is_told_to(programs
     lines = (
         "hello\n/forget day\nhello\n/memory\n/forget night\n/rede x\n/read x\n\n/help\n/quit\nno"
     )
-    code, second, errors = programs(chat_command, lines=lines)
+    code, second, errors = programs("chat", lines=lines)
     assert code == 0
     greeting, rest = second.split("\n", 1)
     assert greeting.startswith("alice: 30 tokens read.")  # 16, "hello\n", 8.
@@ -82,12 +82,12 @@ def test_a_chat_goes_on_where_it_stopped_and_forgets_what_it_is_told_to(programs
 
     (tmp_path / "short.txt").write_text("A cat eats")
     read = f"--read={tmp_path / 'short.txt'}"
-    code, text, _ = programs(generate_command, "--prompt=hello ", read)
+    code, text, _ = programs("generate", "--prompt=hello ", read)
     assert (code, text[:6]) == (0, "hello ")
     assert memories.describe(folder, "alice").num_read == (44 + 10 + 6 + 8,)
-    code, third, _ = programs(chat_command, "--keep=memory", lines="")
+    code, third, _ = programs("chat", "--keep=memory", lines="")
     assert third.startswith("alice: 68 tokens read.")
-    assert programs(chat_command, lines="")[1].startswith("alice: 0 tokens read.")
+    assert programs("chat", lines="")[1].startswith("alice: 0 tokens read.")
 
 
 def test_a_signal_ends_a_chat_with_the_memory_saved(programs, tmp_path):
@@ -101,7 +101,7 @@ def test_a_signal_ends_a_chat_with_the_memory_saved(programs, tmp_path):
             return line
 
     before = signal.getsignal(signal.SIGINT)
-    code, shown, _ = programs(chat_command, lines=Interrupted("hello\n"))
+    code, shown, _ = programs("chat", lines=Interrupted("hello\n"))
     assert code == 128 + signal.SIGINT
     assert shown.endswith("The memory 'alice' is saved.\n")
     assert signal.getsignal(signal.SIGINT) is before
@@ -109,15 +109,15 @@ def test_a_signal_ends_a_chat_with_the_memory_saved(programs, tmp_path):
 
 
 def test_a_memory_stays_with_the_step_it_belongs_to(programs, text_run, tmp_path):
-    assert programs(chat_command)[0] == 0
+    assert programs("chat")[0] == 0
     later = text_run._replace(params=jax.tree.map(lambda x: x + 1, text_run.params), step=7)
-    code, _, errors = programs(chat_command, run=later)
+    code, _, errors = programs("chat", run=later)
     assert code == 2
     assert errors.endswith(
         f"belongs to other weights, of {tmp_path}, step 0; use those, or another name.\n"
     )
-    assert programs(chat_command, "--memory=bob", run=later)[0] == 0
-    assert programs(chat_command, f"--memories={tmp_path / 'other'}", run=later)[0] == 0
+    assert programs("chat", "--memory=bob", run=later)[0] == 0
+    assert programs("chat", f"--memories={tmp_path / 'other'}", run=later)[0] == 0
     assert memories.names(tmp_path / "other") == ("alice", "start-7")
     names = memories.names(tmp_path / "memories")
     assert names == ("alice", "bob", "start-0", "start-7")
@@ -125,7 +125,7 @@ def test_a_memory_stays_with_the_step_it_belongs_to(programs, text_run, tmp_path
 
 def test_a_point_is_named_as_the_user_named_it(programs, tmp_path):
     long = "x" * 95
-    code, _, errors = programs(chat_command, lines=f"/save a point\n/save zoé\n/save {long}\n")
+    code, _, errors = programs("chat", lines=f"/save a point\n/save zoé\n/save {long}\n")
     way_out = "use 1 to 94 ASCII letters, digits and . _ @ + -, without blanks."
     assert code == 0
     assert errors.splitlines() == [
@@ -138,9 +138,8 @@ def test_what_no_chat_can_begin_with_is_refused(programs):
     for arguments, message in (
         (["--memory=start-0"], "name='start-0' is the memory that others begin with"),
         (["--memory=../x"], "name='../x' must be 1 to 100 ASCII letters"),
-        (["--sampling.top_k=3"], "have no effect at sampling.temperature=0"),
     ):
-        code, _, errors = programs(chat_command, *arguments)
+        code, _, errors = programs("chat", *arguments)
         assert code == 2
         assert message in errors
         assert len(errors.splitlines()) == 1

@@ -6,7 +6,7 @@ import re
 import jax
 import pytest
 
-from fwpkm_jax.cli import demo_command
+from fwpkm_jax.cli import demo_command, main
 from fwpkm_jax.config import load_config
 from fwpkm_jax.interchange import read_folder
 
@@ -20,13 +20,13 @@ def test_the_shipped_model_is_small_and_that_of_its_config():
 
 
 def test_a_script_that_writes_nothing_is_refused(capsys):
-    assert demo_command.main(["--write", "False"]) == 2
+    assert main(["demo", "--write", "False"]) == 2
     assert "write=False needs --memory FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
 def test_numbers_are_known_after_a_restart_and_none_without_writing(capsys):
-    assert demo_command.main([]) == 0
+    assert main(["demo"]) == 0
     shown = capsys.readouterr().out
     rows = re.findall(r"Call (\w+) at +(\d{4}) +(\S+) +(\S+)\n", shown)
     assert {name: told for name, told, *_ in rows} == demo_command.FACTS
@@ -41,7 +41,7 @@ def test_numbers_are_known_after_a_restart_and_none_without_writing(capsys):
 def test_a_user_tells_and_asks_and_the_next_start_knows_it(tmp_path, monkeypatch, capsys):
     def start(*lines, write=True):
         monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
-        assert demo_command.main(["--memory", str(tmp_path), "--write", str(write)]) == 0
+        assert main(["demo", "--memory", str(tmp_path), "--write", str(write)]) == 0
         return capsys.readouterr()
 
     told = [f"Call {name} at {number}." for name, number in demo_command.FACTS.items()]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.cli import eval_command, generate_command
+from fwpkm_jax.cli import main
 from fwpkm_jax.data import TextData
 from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, require_finite
 from fwpkm_jax.interchange import Weights
@@ -52,7 +52,7 @@ def test_a_text_of_weights_that_are_not_finite_ends_with_one_line(broken, capsys
         list(talk.answer(np.asarray([65, 66]), max_new_tokens=5))
     with Conversation(broken) as talk, pytest.raises(ValueError, match="are not finite"):
         talk.answer_aside(np.asarray([65, 66]), max_new_tokens=5)
-    assert generate_command.main([str(tmp_path), "--prompt", "a"]) == 2
+    assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
     assert "log probabilities of token 1 are not finite" in one_line(capsys)
 
 
@@ -68,6 +68,6 @@ def test_an_evaluation_of_weights_that_are_not_finite_ends_with_one_line(
     monkeypatch.setattr("fwpkm_jax.run.evaluate.load_run", lambda *_, **options: run)
     for suite in ("ppl", "needle"):
         arguments = [str(tmp_path), "--suite", suite, "--limit", "1"]
-        assert eval_command.main([*arguments, "--needle.haystack_words", "100"]) == 2
+        assert main(["eval", *arguments, "--needle.haystack_words", "100"]) == 2
         assert "not finite. The run's weights" in one_line(capsys)
     assert not list(tmp_path.glob("results/*.json"))

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from fwpkm_jax.cli import conversation_options, generate_command, main
+from fwpkm_jax.cli import conversation_options, main
 from fwpkm_jax.data import RecallData
 from fwpkm_jax.run import evaluate
 from fwpkm_jax.run.load import IMPORTED
@@ -21,7 +21,7 @@ def program(text_run, monkeypatch, capsys):
         experiment = experiment if data is None else dataclasses.replace(experiment, data=data)
         loaded = text_run._replace(experiment=experiment, step=step)
         monkeypatch.setattr(conversation_options, "load_run", lambda directory, step, **_: loaded)
-        code = generate_command.main(["somewhere", *arguments])
+        code = main(["generate", "somewhere", *arguments])
         shown = capsys.readouterr()
         return code, shown.err if code else shown.out
 
@@ -42,10 +42,10 @@ def test_a_prompt_is_continued_as_the_seed_says(program):
     ("arguments", "message"),
     [
         (("--prompt", ""), "Sequence 0 has no token to continue from"),
-        (("--sampling.top_k", "3"), "no effect at sampling.temperature=0"),
+        (("--sampling.top_k", "3"), "have no effect at temperature=0"),
         (("--memories", "x"), "memories='x' has no effect without --memory NAME"),
         (("--read", "nowhere.txt"), "nowhere.txt cannot be read: No such file"),
-        (("--promt", "A"), "the nearest name is --prompt"),
+        (("--promt", "A"), "Perhaps you meant:"),
     ],
 )
 def test_the_program_says_what_is_wrong_and_exits_with_2(program, arguments, message):

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from fwpkm_jax import memories
-from fwpkm_jax.cli import chat_command, conversation_options, generate_command, memories_command
-from fwpkm_jax.stores import Store
-from fwpkm_jax.training.runs import store_lock
-from fwpkm_jax.training.runs.store_lock import StoreLock
+from fwpkm_jax.cli import conversation_options, main
+from fwpkm_jax.storage import lock
+from fwpkm_jax.storage.lock import Lock
+from fwpkm_jax.storage.stores import Store
 from tests.training.runs.stores import KINDS, a_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
@@ -23,7 +23,7 @@ def program(text_run, monkeypatch, capsys):
         monkeypatch.setattr(conversation_options, "load_run", load)
         monkeypatch.setattr("sys.stdin", io.StringIO(lines))
         capsys.readouterr()  # What a store's server printed when it started.
-        code = command.main([str(run_dir), *arguments])
+        code = main([command, str(run_dir), *arguments])
         shown = capsys.readouterr()
         return code, shown.out, shown.err
 
@@ -41,13 +41,11 @@ def test_a_memory_in_a_bucket_lasts_from_command_to_command(program, kind, monke
     short = ("--max_new_tokens=4", "--prompt=hello ")
     with a_store(kind, monkeypatch) as address:
         folder = f"{address}/of/users"
-        code, first, errors = program(
-            generate_command, "somewhere", f"--memory={folder}/ana", *short
-        )
+        code, first, errors = program("generate", "somewhere", f"--memory={folder}/ana", *short)
         assert (code, own(errors), first[:6]) == (0, [], "hello ")
         assert memories.names(folder) == ("ana", "start-0")
         code, shown, errors = program(
-            *(chat_command, "somewhere", "--memory=ana", f"--memories={folder}"),
+            *("chat", "somewhere", "--memory=ana", f"--memories={folder}"),
             *("--max_new_tokens=4",),
             lines="/save day\nhello\n/memory\n/forget day\n",
         )
@@ -66,25 +64,25 @@ def test_a_run_in_a_bucket_keeps_its_memories_there(program, text_run, monkeypat
         config = json.dumps(text_run.experiment.to_json()).encode()
         Store(address).write("config.json", config)
         folder = f"{address}/memories"
-        listed = program(memories_command, address)
+        listed = program("memories", address)
         assert listed == (0, f"There are no memories in {folder}.\n", "")
         code, _, errors = program(
-            generate_command, address, "--memory=ana", "--max_new_tokens=1", "--prompt=a"
+            "generate", address, "--memory=ana", "--max_new_tokens=1", "--prompt=a"
         )
         assert (code, errors) == (0, "")
-        code, shown, _ = program(memories_command, address)
+        code, shown, _ = program("memories", address)
         size = sum(size for name, size in Store(folder).sizes().items())
         last = f"2 in {folder}, {size:,} bytes with what forks share."
         assert (code, shown.splitlines()[-1]) == (0, last)
-        code, shown, _ = program(memories_command, address, "--show=ana")
+        code, shown, _ = program("memories", address, "--show=ana")
         assert f"\nOf {address}, step 0.\nForked from start-0.\n" in shown
-        assert program(memories_command, address, "--delete=ana")[:2] == (0, "Deleted 'ana'.\n")
+        assert program("memories", address, "--delete=ana")[:2] == (0, "Deleted 'ana'.\n")
         assert memories.names(folder) == ("start-0",)
-        code, _, errors = program(memories_command, address, "--show=anna")
+        code, _, errors = program("memories", address, "--show=anna")
         assert code == 2
         assert f"There is no memory 'anna' in {folder}, but start-0." in errors
         none = f"{address}/none/config.json does not exist; {address}/none holds no run.\n"
-        assert program(memories_command, f"{address}/none") == (2, "", f"fwpkm memories: {none}")
+        assert program("memories", f"{address}/none") == (2, "", f"fwpkm memories: {none}")
 
 
 def never(*_, **__):
@@ -112,7 +110,7 @@ def test_an_address_that_cannot_work_is_refused_before_a_model_is_loaded(
     program, tmp_path, monkeypatch, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
-    code, _, errors = program(generate_command, "somewhere", *arguments, load=never)
+    code, _, errors = program("generate", "somewhere", *arguments, load=never)
     assert (code, errors.count("\n")) == (2, 1)
     assert message in errors
     assert list(tmp_path.iterdir()) == []
@@ -123,18 +121,18 @@ def test_an_address_that_cannot_work_is_refused_before_a_model_is_loaded(
 def test_a_bucket_that_does_not_exist_is_refused_before_a_model_is_loaded(program, monkeypatch):
     with a_store("s3", monkeypatch):
         place = "s3://other-bucket/memories"
-        code, _, errors = program(chat_command, "somewhere", f"--memory={place}/ana", load=never)
+        code, _, errors = program("chat", "somewhere", f"--memory={place}/ana", load=never)
         (error,) = own(errors)
         assert code == 2
         assert f"There is no {place}/ana.lock; check the address." in error
 
 
 def test_a_memory_in_use_is_refused_before_a_model_is_loaded(program, monkeypatch):
-    monkeypatch.setattr(store_lock, "SILENCE", 2.0)
-    monkeypatch.setattr(store_lock, "BEAT", 0.05)
+    monkeypatch.setattr(lock, "SILENCE", 2.0)
+    monkeypatch.setattr(lock, "BEAT", 0.05)
     with a_store("memory", monkeypatch) as address:
-        held = StoreLock(Store(address), name="ana.lock")
-        code, _, errors = program(chat_command, "x", f"--memory={address}/ana", load=never)
+        held = Lock(Store(address), name="ana.lock")
+        code, _, errors = program("chat", "x", f"--memory={address}/ana", load=never)
         held.release()
     assert code == 2
     assert f"The memory 'ana' in {address} is in use by process" in errors.splitlines()[-1]

@@ -1,17 +1,15 @@
-"""Chat templates, which are programs from elsewhere, have limits of time and memory."""
+"""Chat templates, which are programs from elsewhere, are filled in by Jinja's sandbox."""
 
 import json
-import multiprocessing
-import resource
 
 import pytest
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from fwpkm_jax.data import chat_template, load_tokenizer
+from fwpkm_jax.data import load_tokenizer
 from fwpkm_jax.data.chat_template import TemplateFailedError, render
-from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.io.untrusted import OutsideFileError
 from tests.data.chat_tokenizer import save_tokenizer
 
 MESSAGES = {"messages": [{"role": "user", "content": "the cat"}]}
@@ -24,12 +22,11 @@ MESSAGES = {"messages": [{"role": "user", "content": "the cat"}]}
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ messages[0] < 3 }}", "TypeError"),
         ("{{ 'a' * 2e9 }}", "TypeError"),
-        ("{{ 'a' * 2000000000 }}", "needs more than 536,870,912 bytes"),
         ("{{ ('a' * 17000000) }}", "writes more than 16,777,216 characters"),
         ("{{ messages.x.y }}", "has no attribute 'x'|is undefined"),
         ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "calls itself too often"),
         ("{% if %}", "Expected an expression"),
-        ("{{ " + "(" * 5000 + " }}", "calls itself too often|needs more than|ended with"),
+        ("{{ " + "(" * 5000 + " }}", "calls itself too often|too many nested"),
         ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{% include '/etc/passwd' %}", "no loader"),
@@ -43,55 +40,9 @@ def test_a_template_that_fails_says_why_in_one_line(template, said):
     assert render("{{ messages[0].content }}", MESSAGES) == "the cat"
 
 
-@pytest.mark.slow_cases("{{ 9 ** (9 ** 9) }}")
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{{ 9 ** (9 ** 9) }}",
-        "{% set n = namespace(s='a') %}{% for i in range(99999) %}{% set n.s = n.s ~ n.s %}"
-        "{% endfor %}",
-        "{{ ('a' * 40)|replace('a', 'a' * 99999)|replace('a', 'b' * 999)|length }}",
-    ],
-)
-def test_a_template_without_end_ends(template):
-    with pytest.raises(TemplateFailedError, match=r"more than 5 seconds|needs more than"):
-        render(template, MESSAGES)
-    assert render("ok", {}) == "ok"
-
-
-def test_the_process_that_fills_in_stays():
-    render("", {})
-    process = chat_template._renderer._process
-    for number in range(3):
-        assert render("{{ x + 1 }}", {"x": number}) == str(number + 1)
-    assert chat_template._renderer._process is process
-
-
 def test_a_long_conversation_passes_whole():
     text = "ä\n" * 10**6
     assert render("{{ messages[0].content }}", {"messages": [{"content": text}]}) == text
-
-
-def _render_in_a_copy(pipe):
-    pipe.send(render("{{ x }}", {"x": "in the copy"}))
-
-
-@pytest.mark.thorough
-def test_a_forked_process_has_its_own():
-    assert render("here", {}) == "here"
-    context = multiprocessing.get_context("fork")
-    near, far = context.Pipe()
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX and Python warn of forks of many threads.
-        process = context.Process(target=_render_in_a_copy, args=(far,))
-        process.start()
-    assert near.recv() == "in the copy"
-    process.join()
-    assert render("still here", {}) == "still here"
 
 
 def test_the_template_of_a_tokenizer_names_its_file(tmp_path):
@@ -145,11 +96,3 @@ def test_a_template_that_is_no_text_is_refused(tmp_path, template):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match=r"is no text|has no chat template"):
         load_tokenizer(str(path)).encode_chat(MESSAGES["messages"])
-
-
-def test_the_memory_of_this_process_does_not_grow():
-    render("", {})
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(TemplateFailedError):
-        render("{{ 'a' * 400000000 }}", {})
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17  # In KiB.

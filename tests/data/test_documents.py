@@ -1,19 +1,54 @@
+"""Which files of a folder are read, the same for every place, and what their documents are."""
+
 import json
+import logging
 from pathlib import Path
 
+import fsspec
 import pytest
 
-from fwpkm_jax.data import sample
-from fwpkm_jax.data.documents import find_files, read_documents
+from fwpkm_jax.data import TextData, load_tokenizer, sample, stream_documents
+from fwpkm_jax.data.streams.files import data_files
+from fwpkm_jax.data.streams.formats import read_text
+
+DISK, BUCKET = "disk", "bucket"
+PLACES = pytest.mark.parametrize("place", [DISK, BUCKET])
+LINE = '{"text": "a"}\n'
+
+
+@pytest.fixture
+def put(tmp_path):
+    """Writes files by name below a folder of a place; returns the folder's path or address."""
+    store = fsspec.filesystem("memory")
+
+    def write(place, files):
+        for name, content in files.items():
+            content = content if isinstance(content, bytes) else content.encode()
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(content)
+            if place == BUCKET:
+                store.pipe(f"/chosen/{name}", content)
+        return str(tmp_path) if place == DISK else "memory://chosen"
+
+    yield write
+    if store.exists("/chosen"):
+        store.rm("/chosen", recursive=True)
+
+
+def below(path):
+    root = path.removeprefix("memory:/")
+    return [x.name.partition(root)[2].lstrip("/") for x in data_files(path)]
+
+
+def documents(path, field="text"):
+    config = TextData(train_paths=(str(path),), field=field)
+    decode = load_tokenizer("bytes").decode
+    return [(one.id, decode(one.tokens)) for one in stream_documents(config, "train")]
 
 
 def write_jsonl(path, *records):
-    path.write_bytes(
-        b"".join(
-            record if isinstance(record, bytes) else json.dumps(record).encode() + b"\n"
-            for record in records
-        )
-    )
+    lines = (x if isinstance(x, bytes) else json.dumps(x).encode() + b"\n" for x in records)
+    path.write_bytes(b"".join(lines))
     return path
 
 
@@ -26,142 +61,149 @@ def test_records_come_in_order_named_by_their_id_or_line(tmp_path):
         {"text": ""},
         {"id": 0, "text": "</s> "},
     )
-    assert list(read_documents(path, field="text")) == [
-        ("first", "one\ntwo"),
-        ("x.jsonl:3", "später"),
-        ("0", "</s> "),
-    ]
+    expected = [("first", "one\ntwo"), ("x.jsonl:3", "später"), ("0", "</s> ")]
+    assert documents(path) == expected
 
 
 def test_the_field_can_be_chosen(tmp_path):
     path = write_jsonl(tmp_path / "x.jsonl", {"text": "no", "content": "yes"})
-    assert [text for _, text in read_documents(path, field="content")] == ["yes"]
+    assert documents(path, field="content") == [("x.jsonl:1", "yes")]
 
 
 def test_a_text_file_is_one_document_to_the_byte(tmp_path):
     (tmp_path / "x.txt").write_bytes(b" a\r\nb\x00\n")
-    assert list(read_documents(tmp_path / "x.txt", field="text")) == [("x.txt", " a\r\nb\x00\n")]
-
-
-def test_an_empty_text_file_is_no_document(tmp_path):
+    assert documents(tmp_path / "x.txt") == [("x.txt", " a\r\nb\x00\n")]
+    assert read_text(tmp_path / "x.txt") == " a\r\nb\x00\n"
     (tmp_path / "x.txt").write_bytes(b"")
-    assert list(read_documents(tmp_path / "x.txt", field="text")) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"title": "x", "body": "y"}\n', r"line 2 has no field 'text', only 'title', 'body'"),
-        (b"{}\n", "line 2 has no field 'text', only none"),
-        (b'{"text": 5}\n', "line 2: field 'text' is a int"),
-        (b'["text"]\n', "line 2 is a list, not a JSON object"),
-        (b'{"text": "x"\n', "line 2 is not JSON: .*column"),
-        (b'{"text": "\xff"}\n', "not UTF-8: byte 0xff at offset 24, line 2"),
-        (b'{"text": "\\ud800"}\n', r"line 2: field 'text' holds half a surrogate pair, \\ud800"),
-    ],
-)
-def test_a_record_that_is_no_text_is_named(tmp_path, line, message):
-    path = write_jsonl(tmp_path / "x.jsonl", {"text": "a"}, line)
-    assert path.read_bytes().startswith(b'{"text": "a"}\n')
-    with pytest.raises(ValueError, match=message) as error:
-        list(read_documents(path, field="text"))
-    assert str(path) in str(error.value)
-
-
-def test_an_offset_counts_blank_lines(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"text": "a"}\n\n  \n{"text": "\xff"}\n')
-    with pytest.raises(ValueError, match="byte 0xff at offset 28, line 4"):
-        list(read_documents(path, field="text"))
-
-
-def test_a_text_file_that_is_not_utf8_is_named_with_its_place(tmp_path):
-    (tmp_path / "x.txt").write_bytes(b"one\ntwo\xe9\n")
-    with pytest.raises(ValueError, match=r"x\.txt is not UTF-8: byte 0xe9 at offset 7, line 2"):
-        list(read_documents(tmp_path / "x.txt", field="text"))
-
-
-def test_a_folder_is_searched_to_the_bottom_in_sorted_order(tmp_path):
-    names = ["b.txt", "a/z.jsonl", "a/b/c.bin", "a/b/c.idx", "README.md", "c.jsonl"]
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
-    found = [file.relative_to(tmp_path).as_posix() for file in find_files(tmp_path)]
-    assert found == ["a/b/c.bin", "a/z.jsonl", "b.txt", "c.jsonl"]
-
-
-def test_the_packages_own_text_is_found_wherever_the_package_lies(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for path in (sample.TRAIN, Path(sample.VALID)):
-        (file,) = find_files(path)
-        documents = list(read_documents(file, field="text"))
-        assert all(len(document.text) > 50_000 for document in documents)
-        assert sum(len(document.text.encode()) for document in documents) < 300_000
-        records = [json.loads(line) for line in file.read_text().splitlines()]
-        assert all(r["license"] == "public domain" and r["year"] < 1875 for r in records)
-    with pytest.raises(FileNotFoundError, match=r"data/sample/nowhere\.txt"):
-        find_files("package:sample/nowhere.txt")
-
-
-def test_a_missing_path_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"There is no file or folder .*nowhere\.txt"):
-        find_files(tmp_path / "nowhere.txt")
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path):
-    (tmp_path / "x.csv").write_text("a")
-    with pytest.raises(ValueError, match=r"x\.csv is not a \.jsonl, \.txt, \.bin file"):
-        find_files(tmp_path / "x.csv")
-
-
-def test_a_folder_without_data_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no \.jsonl, \.txt, \.bin file"):
-        find_files(tmp_path)
-
-
-def test_a_text_beside_its_own_tokens_is_not_read_twice(tmp_path):
-    for name in ("x.jsonl", "x.bin", "x.idx"):
-        (tmp_path / name).write_text("")
-    with pytest.raises(ValueError, match=r"x\.jsonl and .*x\.bin, which reads as the same text"):
-        find_files(tmp_path)
+    assert documents(tmp_path / "x.txt") == []
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".TXT", ".jsonl"])
 def test_a_byte_order_mark_is_no_text(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
-    text = "sp\u00e4ter"
-    content = json.dumps({"text": text}) if suffix == ".jsonl" else text
+    content = json.dumps({"text": "später"}) if suffix == ".jsonl" else "später"
     path.write_text(content, encoding="utf-8-sig")
-    assert [document.text for document in read_documents(path, field="text")] == [text]
+    assert [text for _, text in documents(path)] == ["später"]
 
 
-def test_a_folder_says_what_it_does_not_read_and_why(tmp_path, caplog):
-    names = ("a.txt", "b.jsonl.gz", "c.parquet", "d.TXT", "e.bin", "e.idx", "e.json", "f.md")
-    for name in names:
-        (tmp_path / name).write_text("")
-    (tmp_path / "books.txt").mkdir()
-    (tmp_path / "books.txt" / "inside.txt").write_text("")
-    found = [file.relative_to(tmp_path).as_posix() for file in find_files(tmp_path)]
-    assert found == ["a.txt", "books.txt/inside.txt", "d.TXT", "e.bin"]
+def test_the_packages_own_text_is_found_wherever_the_package_lies(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (sample.TRAIN, Path(sample.VALID)):
+        (file,) = data_files(path)
+        assert all(len(text) > 50_000 for _, text in documents(path))
+        assert file.size < 300_000
+        records = [json.loads(line) for line in file.path.read_text().splitlines()]
+        assert all(r["license"] == "public domain" and r["year"] < 1875 for r in records)
+
+
+@PLACES
+def test_a_folder_is_searched_to_the_bottom_in_sorted_order(put, place, caplog):
+    empty = ["b.txt", "a/z.jsonl", "a/b/c.bin", "a/b/c.idx", "a/b/c.json", "d.TXT", "c.jsonl"]
+    empty += ["books.txt/inside.txt"]
+    others = ["README.md", "e.jsonl.zst", "f.jsonl.zst", ".gitattributes"]
+    path = put(place, {**dict.fromkeys(empty, ""), **dict.fromkeys(others, "")})
+    with caplog.at_level(logging.WARNING):
+        found = below(path)
+    assert found == [
+        *("a/b/c.bin", "a/z.jsonl", "b.txt", "books.txt/inside.txt", "c.jsonl", "d.TXT"),
+    ]
     (line,) = (record.message for record in caplog.records)
-    assert "4 files are read" in line
-    for part in ("b.jsonl.gz' (training reads it as it is)", "c.parquet' (training", "f.md'"):
-        assert part in line
-    assert "e.idx" not in line
+    assert "6 files are read" in line
+    assert "'README.md' (no text" in line
+    assert "2 of .zst (compressed; unpack it)" in line
+    assert "c.idx" not in line
 
 
-@pytest.mark.parametrize("name", ["._a.txt", ".ipynb_checkpoints/a.txt", ".cache/x/b.jsonl"])
-def test_a_hidden_text_is_refused_by_name(tmp_path, name):
-    (tmp_path / "a.txt").write_text("text")
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text("other")
-    with pytest.raises(ValueError, match=f"{name} is hidden"):
-        find_files(tmp_path)
+@PLACES
+def test_a_pattern_names_files(put, place):
+    path = put(place, {"a/train-0.jsonl": LINE, "a/train-1.jsonl": LINE, "a/test-0.jsonl": LINE})
+    assert [x.short_name for x in data_files(f"{path}/a/train-*")] == [
+        "train-0.jsonl",
+        "train-1.jsonl",
+    ]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_a_git_lfs_pointer_is_refused_by_name(tmp_path, name):
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n"
-    (tmp_path / name).write_text(pointer)
-    with pytest.raises(ValueError, match=f"{name} is a git-lfs pointer.*git lfs pull"):
-        list(read_documents(tmp_path / name, field="text"))
+@PLACES
+def test_titles_with_such_words_are_no_splits(put, place):
+    titles = ["a_slow_train", "the.test", "one", "two", "three"]
+    path = put(place, {f"{title}.txt": "" for title in titles})
+    assert len(below(path)) == 5
+
+
+SAVED = json.dumps({"_data_files": [{"filename": "data-0.arrow"}]})
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n"
+
+
+@PLACES
+def test_caches_beside_a_saved_data_set_are_not_read(put, place):
+    files = {"data-0.arrow": "", "cache-0123.arrow": "", "old.arrow": "", "dataset_info.json": "{}"}
+    path = put(place, {**files, "state.json": SAVED})
+    assert below(path) == ["data-0.arrow"]
+
+
+@PLACES
+@pytest.mark.parametrize(
+    ("files", "words"),
+    {
+        "hidden": (["a.txt", "._a.txt"], r"\._a\.txt is hidden"),
+        "editor's": (["a.txt", ".ipynb_checkpoints/a.txt"], r"a\.txt is hidden"),
+        "twice": (["x.jsonl", "x.bin", "x.idx"], r"x\.jsonl and x\.bin, which reads as the same"),
+        "packed too": (["x.jsonl", "x.jsonl.gz"], r"x\.jsonl and x\.jsonl\.gz, which reads"),
+        "no text": (["a.md"], r"holds no \.jsonl, .* only 'a\.md' \(no text that is read\)"),
+        "splits": (
+            ["train-0.jsonl", "test-0.jsonl"],
+            r"several splits, as 'test-0.*'train-0.*; name one, as .*/train\*\.",
+        ),
+        "saved splits": (
+            {"dataset_dict.json": '{"splits": ["train", "test"]}', "train/a.arrow": ""},
+            r"holds the splits train, test .* one, as .*/train\.",
+        ),
+        "a lost part": ({"state.json": SAVED, "x.arrow": ""}, r"state\.json names data-0\.arrow, "),
+    }.values(),
+)
+def test_a_folder_that_would_be_read_wrongly_is_refused(put, place, files, words):
+    path = put(place, files if isinstance(files, dict) else dict.fromkeys(files, ""))
+    with pytest.raises(ValueError, match=words):
+        data_files(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "words"),
+    {
+        "field": (
+            "x.jsonl",
+            b'{"body": "y"}',
+            ValueError,
+            r"line 2 has no field 'text', only 'b",
+        ),
+        "empty": ("x.jsonl", b"{}", ValueError, "line 2 has no field 'text', only none"),
+        "number": ("x.jsonl", b'{"text": 5}', ValueError, "line 2: field 'text' is a int"),
+        "list": ("x.jsonl", b'["text"]', ValueError, r'line 2 is \["text"\]; a JSON object is exp'),
+        "cut": ("x.jsonl", b'{"text": "x"', ValueError, r"line 2 is damaged \(Expecting .*repair"),
+        "bytes": ("x.jsonl", b'{"text": "\xff"}', ValueError, "line 2 is not UTF-8"),
+        "half": ("x.jsonl", b'{"text": "\\ud800"}', ValueError, "line 2 is damaged .*surrogates"),
+        "latin": ("x.txt", b"two\xe9\n", ValueError, "not UTF-8: byte 0xe9 at offset 17, line 2"),
+        "pointer": ("a.jsonl", LFS, ValueError, r"a\.jsonl is a git-lfs pointer.*git lfs pull"),
+        "of a text": ("a.txt", LFS, ValueError, r"a\.txt is a git-lfs pointer.*git lfs pull"),
+        "of rows": ("a.parquet", LFS, ValueError, r"a\.parquet is a git-lfs pointer"),
+        "kind": (
+            "x.csv",
+            b"a",
+            ValueError,
+            r"x\.csv is not a \.jsonl, .* file; rename",
+        ),
+        "absent": (None, b"", FileNotFoundError, "There is no file or folder .*nowhere"),
+        "package": (None, b"p", FileNotFoundError, r"data/sample/nowhere\.txt"),
+    }.values(),
+)
+def test_a_file_that_is_no_text_is_named_in_one_line(tmp_path, name, content, error, words):
+    path = tmp_path / (name or "nowhere.txt")
+    if name:
+        content = content.encode() if isinstance(content, str) else LINE.encode() + content
+        path.write_bytes(content)
+    if content == b"p":
+        path = "package:sample/nowhere.txt"
+    with pytest.raises(error, match=words) as found:
+        documents(path)
+    assert str(path).rpartition("/")[2] in str(found.value)
+    assert "\n" not in str(found.value)

@@ -1,15 +1,15 @@
 """Text is known by its content: a run is resumed with the text it was made of, or refused."""
 
 import json
-import logging
 
 import numpy as np
 import pytest
 
 from fwpkm_jax.data import TextData, identity, make_dataset
 from fwpkm_jax.data.streams import files
-from fwpkm_jax.data.token_files import TokenFile, write_token_file
+from fwpkm_jax.data.token_files import TokenFile
 from fwpkm_jax.data.tokenizers import ByteTokenizer
+from tests.data.plain_writer import write_token_file
 
 
 def batches(folder, **options):
@@ -93,14 +93,6 @@ def test_other_text_of_equal_length_is_refused_by_name(folder, change, message):
     change(folder)
     with pytest.raises(ValueError, match=message):
         batches_at(folder, state)
-
-
-def test_a_run_saved_before_text_had_a_hash_is_told_once(folder, caplog):
-    state = state_of(folder)
-    del state["source"]["files"]
-    with caplog.at_level(logging.WARNING):
-        batches_at(folder, state)
-    assert [r.message for r in caplog.records if "known by its content" in r.message] != []
 
 
 def test_a_large_file_is_known_by_blocks_all_over_it(tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from fwpkm_jax.data.packing import BestFitRows, PackedRows, cut_rows
+from fwpkm_jax.data.packing import BestFitRows, PackedRows
+from tests.data.plain_writer import cut_rows
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 6, 20])

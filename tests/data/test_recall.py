@@ -99,24 +99,5 @@ def test_a_key_says_nothing_about_its_value_across_documents():
     np.testing.assert_allclose(counts / num_documents, 1 / 8, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_keys": 15}, "num_keys=15 cannot give num_facts=16 distinct keys"),
-        ({"num_questions": 17}, "num_questions=17 is not between 1 and num_facts=16"),
-        ({"num_questions": 0}, "num_questions=0 is not between"),
-        ({"num_facts": 0}, "num_facts=0 is too small; use 1"),
-        ({"min_distance": 1}, "min_distance=1 is too small; use 2"),
-        ({"num_workers": -1}, "num_workers=-1 is too small"),
-        ({"other_loss_weight": -0.5}, "other_loss_weight=-0.5 must be 0 or more"),
-        ({"other_loss_weight": float("nan")}, "other_loss_weight=nan"),
-        ({"length": 156}, "length=156 cannot hold .* raise length to 157"),
-    ],
-)
-def test_a_configuration_that_cannot_be_met_is_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        RecallData(**fields)
-
-
 def test_the_length_the_error_asks_for_suffices():
     assert len(RecallSource(RecallData(length=157), split="train", seed=0)[0]["tokens"]) == 158

@@ -81,7 +81,7 @@ def test_a_run_goes_on_with_the_commit_that_it_names_and_refuses_another(hub, fi
     ("address", "error", "message"),
     [
         (ADDRESS, ValueError, r"holds several splits, as .*; name one, as hf://.*/data/train\*"),
-        (f"{ADDRESS}/none/*", ValueError, r"has no \.jsonl.* file at 'none/\*', only README\.md"),
+        (f"{ADDRESS}/none/*", ValueError, r"none/\* is no file of the data set, only README"),
         (f"{ADDRESS}@v9/data", ValueError, "somebody/tiny has no revision 'v9'"),
         ("hf://datasets/a/none/x", ValueError, "a/none is no data set of .* that you may read"),
         ("hf://datasets/a/gated/x", OSError, "a/gated is gated: accept its terms"),
@@ -101,3 +101,22 @@ def test_a_private_data_set_is_read_with_the_clients_login(hub, files, monkeypat
         batches_of(config_of(f"{ADDRESS}/data/train-*"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert len(rows_of(batches_of(config_of(f"{ADDRESS}/data/train-*")), 1)) == 20
+
+
+def test_a_commit_that_is_no_hash_never_becomes_a_path(hub, files):
+    hub.repositories[NAME][-1] = ("../../outside", files)
+    with pytest.raises(ValueError, match=r"has the commit '../../outside' at this hub, not 40"):
+        batches_of(config_of(f"{ADDRESS}/data/train-*"))
+    assert downloads(hub) == []
+
+
+def test_no_error_prints_a_password(hub, files, monkeypatch):
+    client = pytest.importorskip("huggingface_hub")
+    secret = "http://bob:hunter2@127.0.0.1:9/?token=hunter2"
+    monkeypatch.setattr(client.constants, "ENDPOINT", secret)
+    for address in (f"{ADDRESS}@none", "hf://datasets/a/none/x"):
+        with pytest.raises((OSError, ValueError), match=r"http://127\.0\.0\.1:9/") as error:
+            batches_of(config_of(address))
+        assert "hunter2" not in str(error.value)
+    with pytest.raises(ValueError, match=r"'https://host/x\.jsonl' is an addr") as error:
+        config_of("https://bob:hunter2@host/x.jsonl")

@@ -10,13 +10,12 @@ from fwpkm_jax.config import load_config
 from fwpkm_jax.data import (
     RecallData,
     TextData,
-    cut_rows,
     load_tokenizer,
     make_dataset,
     stream_documents,
     vocab_size,
-    write_token_file,
 )
+from tests.data.plain_writer import cut_rows, write_token_file
 
 EOS = 256
 
@@ -136,41 +135,6 @@ def test_documents_are_read_only_when_asked_for(tmp_path):
     assert next(documents).tokens.tolist() == [*b"fine", EOS]
     with pytest.raises(ValueError, match="line 2"):
         next(documents)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"train_paths": ()}, r"train_paths=\(\) names no text"),
-        ({"length": 0}, "length=0 is too small"),
-        ({"num_workers": -1}, "num_workers=-1 is too small"),
-        ({"train_weights": (1.0, 2.0)}, r"\(1\.0, 2\.0\) has 2 entries for 1 train_paths"),
-        ({"train_weights": (0.0,)}, r"train_weights=\(0\.0,\) must be positive"),
-        ({"train_weights": (float("nan"),)}, r"train_weights=\(nan,\) must be positive"),
-    ],
-)
-def test_a_configuration_that_cannot_be_met_is_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        TextData(**{"train_paths": ("x.txt",), **fields})
-
-
-def test_a_corpus_shorter_than_a_row_is_refused(tmp_path):
-    (tmp_path / "x.txt").write_text("ab")
-    with pytest.raises(ValueError, match=r"x\.txt holds 3 tokens, less than one row of .* = 4"):
-        rows_of(config_of(tmp_path / "x.txt"), 1)
-
-
-def test_an_empty_corpus_is_refused(tmp_path):
-    (tmp_path / "x.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r"x\.jsonl holds 0 tokens"):
-        rows_of(config_of(tmp_path / "x.jsonl"), 1)
-
-
-def test_validation_without_paths_is_refused(books):
-    with pytest.raises(ValueError, match=r"valid_paths=\(\) names no text"):
-        stream_documents(config_of(books), "valid")
-    with pytest.raises(ValueError, match=r"valid_paths=\(\) names no text"):
-        rows_of(config_of(books), 1, split="valid")
 
 
 def test_a_run_says_what_its_validation_reads():

@@ -3,8 +3,8 @@ import pickle
 import numpy as np
 import pytest
 
-from fwpkm_jax.data.packing import cut_rows
-from fwpkm_jax.data.token_files import TokenFile, write_token_file
+from fwpkm_jax.data.token_files import TokenFile
+from tests.data.plain_writer import cut_rows, write_token_file
 
 DOCUMENTS = [np.arange(5), np.asarray([65535, 0, 7]), np.asarray([], np.int64), np.arange(40, 49)]
 
@@ -58,43 +58,6 @@ def test_an_empty_file_has_no_entries(tmp_path):
     write(tmp_path / "x.bin", [])
     file = TokenFile(tmp_path / "x.bin", vocab_size=2)
     assert (len(file), file.num_entries, file[0:0].size) == (0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("entries", "vocab_size", "message"),
-    [
-        ([np.asarray([0]), np.asarray([3, 7, 9])], 5, "Entry 1 holds the id 7, outside .* of 5"),
-        ([np.asarray([-1])], 5, "Entry 0 holds the id -1"),
-        ([np.asarray([1])], 2**31 + 1, "vocab_size=2147483649 exceeds the 2147483648 ids of int32"),
-    ],
-)
-def test_ids_the_format_cannot_hold_are_refused(tmp_path, entries, vocab_size, message):
-    with pytest.raises(ValueError, match=message):
-        write(tmp_path / "x.bin", entries, vocab_size=vocab_size)
-
-
-def test_the_name_must_end_in_bin(tmp_path):
-    with pytest.raises(ValueError, match=r"x\.idx must end in \.bin"):
-        write(tmp_path / "x.idx")
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ("2 0\n", "holds 6 bytes, but the 1 entries of x.idx need 4"),
-        ("2 0\n2 4\n", "ends behind the 6 bytes of x.bin: 2 tokens at byte 4"),
-        ("2 0\n1 2\n", "line 2 has an entry of 1 tokens at byte 2 .* ends at byte 4"),
-        ("2 0\n\n1 4\n", r"line 2 is b'\\n', not `length offset`"),
-        ("2 0\nthree 4\n", "line 2 is b'three 4"),
-        ("0_3 0\n", "line 1 is b'0_3 0"),
-        ("-1 0\n", "line 1 has an entry of -1 tokens"),
-    ],
-)
-def test_an_index_that_does_not_match_is_refused(tmp_path, index, message):
-    write(tmp_path / "x.bin", [np.arange(3)])
-    (tmp_path / "x.idx").write_text(index)
-    with pytest.raises(ValueError, match=message):
-        TokenFile(tmp_path / "x.bin", vocab_size=65536)
 
 
 @pytest.mark.parametrize("missing", ["x.bin", "x.idx"])

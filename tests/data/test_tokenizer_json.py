@@ -7,7 +7,7 @@ import pytest
 
 from fwpkm_jax.data.chat_turns import has_template, message_tokens
 from fwpkm_jax.data.tokenizers import ByteTokenizer, load_tokenizer
-from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.io.untrusted import OutsideFileError
 from tests.data.chat_tokenizer import save_tokenizer
 
 pytest.importorskip("tokenizers")

@@ -114,24 +114,3 @@ def test_another_file_in_the_papers_place_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.resources, "files", lambda package: tmp_path)
     with pytest.raises(ValueError, match=r"has SHA-256 ba7816bf.*, not dadfd56d"):
         load_tokenizer("mistral-v1")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("byte", "did you mean 'bytes'"), ("nowhere.model", "existing SentencePiece .model file")],
-)
-def test_an_unknown_tokenizer_is_named(name, message):
-    with pytest.raises(ValueError, match=f"tokenizer='{name}' is neither.*{message}"):
-        load_tokenizer(name)
-
-
-def test_a_file_that_is_no_model_is_refused(tmp_path):
-    (tmp_path / "x.model").write_bytes(b"not a model")
-    with pytest.raises(ValueError, match=r"x\.model is not a SentencePiece model"):
-        load_tokenizer(str(tmp_path / "x.model"))
-
-
-@pytest.mark.parametrize("token_id", [257, -1])
-def test_an_id_no_tokenizer_gave_is_refused(token_id):
-    with pytest.raises(ValueError, match=f"token id {token_id} is not one of the 257"):
-        ByteTokenizer().decode([104, token_id])

@@ -25,12 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.data import Document, RecallData, TextData
+from fwpkm_jax.data import RecallData, TextData
 from fwpkm_jax.evaluation import EVALS, Subject, recall
-from fwpkm_jax.evaluation.dynamic.reader import read_dynamically
 from fwpkm_jax.evaluation.readers.devices import memory_on_devices, model_on_devices
-from fwpkm_jax.evaluation.readers.documents import read_document
-from fwpkm_jax.evaluation.readers.gradient_steps import GradientSteps
+from fwpkm_jax.evaluation.readers.document_reader import read_document
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, write_rows
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
@@ -131,17 +129,6 @@ def piece_results(model: Any, memory: Any, partition: Partition | None, write: b
     return first.logits, second.logits * mask[1][:, :, None], second.stream.memory
 
 
-def dynamic_results(model: Any, memory: Any, partition: Partition | None, write: bool) -> Any:
-    """Losses while all weights take gradient steps, or without steps."""
-    del memory
-    steps = GradientSteps(chunk_length=5) if write else None
-    tokens = np.random.default_rng(4).integers(0, 257, 30)
-    texts = [iter([Document("text", tokens)])]
-    return read_dynamically(
-        model, texts, segment_length=13, steps=steps, partition=partition
-    ).losses.loss
-
-
 def evaluation_results(name: str, model: Any, memory: Any, partition: Partition | None) -> Any:
     """The numbers and texts of an evaluation's record, and its arrays."""
     with tempfile.TemporaryDirectory() as folder:
@@ -190,22 +177,21 @@ def evaluation_results(name: str, model: Any, memory: Any, partition: Partition 
 
 _NEEDLE = {"haystack_words": (10,), "samples": 2, "readings": (2,), "piece_length": 8}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "ppl": {"segment_length": 18, "max_tokens": 60, "window_segments": 1},
+    "ppl": {"segment_length": 18, "max_tokens": 60},
     "needle": _NEEDLE,
-    "trace": _NEEDLE,
+    "trace": {"haystack_words": 10, "samples": 2, "readings": 2},
     "longbench": {
         **{"data": "FOLDER", "tasks": ("musique",), "max_tokens": 400},
         **{"yarn_factor": None, "piece_length": 8},
     },
     "gate_map": {"tokens": 42, "chunk_size": 8},
-    "gates": {"batch_size": 2, "length": 15, "max_batches": 2},
+    "gates": {"batch_size": 2, "max_batches": 2},
     "continual": {"domains": ("FOLDER/one", "FOLDER/two"), "batch_size": 2, "max_batches": 2},
     "recall": {"batch_size": 2, "batches": 2, "num_bins": 2},
 }
 """Of evaluations by their names; FOLDER is that of the files."""
 
 RESULTS = {
-    "dynamic": dynamic_results,
     "stream": stream_results,
     "haystack": needle_results,
     "rows": row_results,
@@ -251,7 +237,6 @@ def as_double(x: jax.Array) -> jax.Array:
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {},
     "one_layer": {"mixers": ("swa",), "memory_layers": (0,)},
-    "steps": {"memory_layers": ()},
     "heads": {
         "memory_layers": (),
         "attention": AttentionConfig(num_heads=2, num_kv_heads=2, head_dim=8, rotary_fraction=0.5),

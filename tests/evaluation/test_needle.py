@@ -1,3 +1,5 @@
+import errno
+import os
 import re
 from functools import partial
 
@@ -8,21 +10,16 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.data import load_tokenizer
-from fwpkm_jax.evaluation.needle import (
-    Needle,
-    NeedleConfig,
-    NeedleSample,
-    encode_prompt,
-    needle_accuracy,
-    reading,
-    score_answers,
-)
+from fwpkm_jax.evaluation import NeedleConfig
+from fwpkm_jax.evaluation.needle import needle_views, reading
 from fwpkm_jax.evaluation.needle.config import SampleSettings
-from fwpkm_jax.evaluation.needle.evaluate import describe_chunks
-from fwpkm_jax.evaluation.needle.files import SampleOptions, read_samples, write_file
-from fwpkm_jax.evaluation.needle.samples import build_samples
+from fwpkm_jax.evaluation.needle.files import SampleOptions, main, read_samples, write_file
+from fwpkm_jax.evaluation.needle.needle import NEEDLE, describe_chunks
+from fwpkm_jax.evaluation.needle.reading import encode_prompt
+from fwpkm_jax.evaluation.needle.samples import Needle, NeedleSample, build_samples
+from fwpkm_jax.evaluation.needle.scores import score_answers
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader, decode, flush, reset_caches
-from fwpkm_jax.evaluation.yarn import with_yarn
+from fwpkm_jax.evaluation.reconfigure import with_yarn
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.evaluation.conftest import tiny_model_config
 
@@ -34,7 +31,7 @@ CAPACITY = 64
 
 def evaluate(model, memory, **options):
     config = NeedleConfig(**{"haystack_words": (10,), "samples": 3, "readings": (1, 2)} | options)
-    return needle_accuracy(
+    return NEEDLE.of_model(
         model, memory, config=config, texts=lambda: [("book", TEXT)], tokenizer=BYTES
     ).record
 
@@ -169,7 +166,7 @@ def test_samples_of_a_file_are_those_that_are_made_here(model, memory, perfect_r
     (tmp_path / "book.txt").write_text(TEXT)
     path, options = tmp_path / "needles.jsonl", {"words": 10, "seed": 5, "depths": (0.0, 50.0)}
     data = (str(tmp_path / "book.txt"),)
-    assert write_file(SampleOptions(data=data, out=path, samples=3, **options)) == 0
+    assert write_file(SampleOptions(data=data, out=path, samples=3, **options)) == 3
     header, samples = read_samples(path)
     assert {name: header[name] for name in ("words", "seed")} == {"words": 10, "seed": 5}
     assert list(header["data_files"]) == list(data)
@@ -180,6 +177,36 @@ def test_samples_of_a_file_are_those_that_are_made_here(model, memory, perfect_r
     (run,) = record["results"]["runs"]
     assert (run["words"], run["sample_seed"]) == (10, 5)
     assert [sample["expected"] for sample in run["samples"]] == [s.answer for s in made[:3]]
+
+
+def test_what_hinders_the_program_is_one_line(tmp_path, capsys, monkeypatch):
+    (tmp_path / "book.txt").write_text(TEXT)
+    given = ["--data", str(tmp_path / "book.txt"), "--words", "10", "--out"]
+    for seed in (-1, 2**32):
+        with pytest.raises(SystemExit, match="2"):
+            main([*given, str(tmp_path / "out.jsonl"), f"--seed={seed}"])
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"seed={seed} must be at least 0 and less than 4294967296" in said
+
+    def full(*given):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.jsonl")
+
+    monkeypatch.setattr("fwpkm_jax.evaluation.needle.files.write_samples", full)
+    assert main([*given, "out.jsonl"]) == 1
+    said = "needle.files: out.jsonl: No space left on device\n"
+    assert capsys.readouterr().err == said
+
+
+def test_answers_of_a_file_are_as_long_as_its_numbers(model, memory, perfect_reader, tmp_path):
+    (tmp_path / "book.txt").write_text(TEXT)
+    path, data = tmp_path / "needles.jsonl", (str(tmp_path / "book.txt"),)
+    write_file(SampleOptions(data=data, out=path, samples=2, words=10, value_digits=4))
+    record = evaluate(model, memory, sample_files=(str(path),), readings=(1,))
+    (run,) = record["results"]["runs"]
+    assert [len(sample["answer"]) for sample in run["samples"]] == [4, 4]
+    assert run["exact"]["accuracy"] == 1
+    assert record["provenance"]["scored_tokens"] == 8
+    assert "digits of 4" in needle_views.table(record)
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
@@ -220,7 +247,7 @@ def test_haystack_and_question_make_up_the_whole_prompt(name):
     question = " The secret number for ID-12ab is "
     sample = NeedleSample("Some words.", question, "1", (), 0, "book", 2)
     prompt = encode_prompt(sample, tokenizer)
-    joined = np.concatenate(prompt)
+    joined = np.concatenate([prompt.haystack, prompt.question])
     np.testing.assert_array_equal(joined, tokenizer.encode(sample.haystack + question))
     assert tokenizer.decode(prompt.haystack) == sample.haystack
     # The first piece of an answer is a bare digit: the space before it has been read.
@@ -337,7 +364,7 @@ def test_a_text_too_short_for_any_haystack_is_refused(model, memory):
         evaluate(model, memory, haystack_words=(1000,))
 
 
-@pytest.mark.parametrize("field", ["samples", "piece_length", "value_digits"])
+@pytest.mark.parametrize("field", ["samples", "piece_length", "chunk_size"])
 def test_options_below_one_are_refused(field):
     with pytest.raises(ValueError, match=f"{field}=0"):
         NeedleConfig(**{field: 0})

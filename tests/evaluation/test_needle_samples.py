@@ -7,7 +7,7 @@ from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.files import read_samples
 from fwpkm_jax.evaluation.needle.samples import build_samples
 from fwpkm_jax.evaluation.needle.scores import depth_bin
-from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.io.untrusted import OutsideFileError
 
 WORDS = [f"w{i}" for i in range(1000)]
 

@@ -21,17 +21,11 @@ CASES = (
     "pieces/tiny/2x2x1",
     "pieces/wide/1x2x1",
     "pieces/heads/1x2x2",
-    "dynamic/steps/1x2x1",
 )
 
 
-ONE_DEVICE = ("lm_eval", "ruler", "babilong", "longbench_answers", "lambada")
-"""Those that read texts side by side, and refuse several devices."""
-EVALUATIONS = tuple(
-    name
-    for name in EVALS
-    if name != "dynamic" and name not in ONE_DEVICE  # The first is above.
-)
+EVALUATIONS = tuple(name for name in EVALS if name != "lm_eval")
+"""The other reads texts side by side, and refuses several devices."""
 
 
 def run_apart(out, *cases):
@@ -85,15 +79,11 @@ def test_a_mesh_that_one_stream_cannot_use_is_refused_by_name(model, memory):
         choose("needle", model=2)
 
 
-@pytest.mark.parametrize("name", ONE_DEVICE)
-def test_several_devices_are_refused_where_texts_are_read_side_by_side(name, model, memory):
+def test_several_devices_are_refused_where_texts_are_read_side_by_side(model, memory):
     data = TextData(train_paths=("none.txt",))
     several = partition(sequence=2)
     subject = Subject(model=model, memory=memory, data=data, partition=several)
-    config = EVALS[name].config(**GIVEN.get(name, {}))
-    with pytest.raises(ValueError, match=f"{name} reads its texts on one device; leave out --mesh"):
-        EVALS[name].evaluate(subject, config)
-    assert EVALS[name].missing(subject, config) == "a single device"
-
-
-GIVEN = {"ruler": {"lengths": (4096,)}}
+    evaluation, config = EVALS["lm_eval"], EVALS["lm_eval"].config()
+    with pytest.raises(ValueError, match="lm_eval reads its texts on one device; leave out --mesh"):
+        evaluation.evaluate(subject, config)
+    assert evaluation.missing(subject, config) == "a single device"

@@ -9,8 +9,8 @@ from flax import nnx
 
 from fwpkm_jax.data import Document
 from fwpkm_jax.evaluation import perplexity_views
-from fwpkm_jax.evaluation.perplexity import PerplexityConfig, streaming_perplexity
-from fwpkm_jax.evaluation.readers.documents import read_document
+from fwpkm_jax.evaluation.perplexity import PERPLEXITY, PerplexityConfig
+from fwpkm_jax.evaluation.readers.document_reader import read_document
 from fwpkm_jax.evaluation.readers.segments import split_into_segments
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader, flush, reset_caches
 from fwpkm_jax.evaluation.sources import Source
@@ -33,7 +33,7 @@ def source(*documents: np.ndarray, name: str = "text") -> Source:
 
 def evaluate(model, memory, *sources: Source, **options):
     config = PerplexityConfig(segment_length=SEGMENT, **options)
-    return streaming_perplexity(model, memory, config=config, sources=sources)
+    return PERPLEXITY.of_model(model, memory, config=config, sources=sources)
 
 
 def losses_of(reader: StreamReader, document: np.ndarray, length=SEGMENT, **options) -> np.ndarray:
@@ -112,7 +112,12 @@ def test_writing_and_frozen_differ_and_their_difference_is_reported(model, memor
 def test_fast_weights_may_be_rounded_after_every_segment(model, memory):
     document = source(random_document(3 * SEGMENT + 1))
     exact, rounded = (
-        evaluate(model, memory, document, write="on", fast_weight_dtype=dtype)
+        PERPLEXITY.of_model(
+            *(model, memory),
+            config=PerplexityConfig(write="on", segment_length=SEGMENT),
+            sources=[document],
+            fast_weight_dtype=dtype,
+        )
         for dtype in ("float32", "bfloat16")
     )
     assert rounded.record["provenance"]["fast_weight_dtype"] == "bfloat16"
@@ -166,7 +171,7 @@ def test_the_reference_queue_writes_what_the_release_writes(model, memory, lengt
     # one of 15 inputs once; what waits then is lost.
     reader = StreamReader(model, memory, write=True, piece_length=SEGMENT)
     document = random_document(length)
-    losses_of(reader, document, queue="segment")
+    losses_of(reader, document, protocol="release")
     stream = model.init_stream(jax.tree.map(jnp.copy, memory), batch=1, max_length=SEGMENT)
     inputs = document[None, : min(length - 1, SEGMENT)]
     graphdef, params = nnx.split(model)
@@ -230,17 +235,17 @@ def test_without_a_memory_writing_changes_nothing():
 
 @pytest.mark.thorough
 def test_curves_average_runs_of_tokens_and_gates_lie_between_0_and_1(model, memory):
-    result = evaluate(model, memory, source(random_document(30)), curve_tokens=10)
+    result = evaluate(model, memory, source(random_document(300)))
     (curve,) = result.record["results"]["curves"]
     losses = result.arrays["loss_frozen"]
-    expected = [losses[:10].mean(), losses[10:20].mean(), losses[20:].mean()]
+    expected = [losses[:128].mean(), losses[128:256].mean(), losses[256:].mean()]
     np.testing.assert_allclose(curve["frozen"], expected, rtol=1e-6)
     assert 0 < result.record["results"]["writing"]["gate_mean"]["layer_1"] < 1
 
 
 @pytest.mark.thorough
 def test_addressing_is_measured_in_windows_of_segments(model, memory):
-    result = evaluate(model, memory, source(random_document(70)), window_segments=2)
+    result = evaluate(model, memory, source(random_document(8 * 2 * SEGMENT + 20)))
     measured = result.record["results"]["writing"]["addressing"]
     assert measured["layer_1"]["windows"] == 2
     assert 0 < measured["layer_1"]["coverage"] <= 1
@@ -266,7 +271,7 @@ def test_texts_without_a_prediction_are_refused(model, memory):
         evaluate(model, memory, source(random_document(1)))
 
 
-@pytest.mark.parametrize("field", ["segment_length", "max_tokens", "window_segments"])
+@pytest.mark.parametrize("field", ["segment_length", "max_tokens", "chunk_size"])
 def test_options_below_their_least_value_are_refused(field):
     with pytest.raises(ValueError, match=f"{field}=0"):
         PerplexityConfig(**{field: 0})

@@ -8,7 +8,7 @@ from flax import nnx
 
 from fwpkm_jax.data import RecallData, make_dataset
 from fwpkm_jax.evaluation.intervals import wilson
-from fwpkm_jax.evaluation.recall import RECALL, RecallConfig, attention_reach, recall_accuracy
+from fwpkm_jax.evaluation.recall import RECALL, RecallConfig, attention_reach
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.evaluation.conftest import tiny_model_config
 
@@ -49,7 +49,7 @@ def batch(*answers: tuple[int, bool], rows: int = 2, length: int = 12):
 
 def evaluate(model, *batches, lifetime="batch", groups=2, memory_groups=1, **options):
     memory = {"layer_1": jnp.zeros((memory_groups,), jnp.int32)}
-    return recall_accuracy(
+    return RECALL.of_model(
         model,
         memory,
         config=RecallConfig(**options),
@@ -133,9 +133,9 @@ def test_batches_without_a_question_are_refused():
 def test_a_model_in_hand_needs_batches_and_the_number_of_answers():
     model, memory = Successor(1), {"layer_1": jnp.zeros((1,), jnp.int32)}
     with pytest.raises(ValueError, match="num_values=None: give the number of possible answers"):
-        recall_accuracy(model, memory, config=RecallConfig(), batches=[batch((3, True))])
+        RECALL.of_model(model, memory, config=RecallConfig(), batches=[batch((3, True))])
     with pytest.raises(ValueError, match="batches=None: give batches"):
-        recall_accuracy(model, memory, config=RecallConfig(), num_values=4)
+        RECALL.of_model(model, memory, config=RecallConfig(), num_values=4)
     own = RECALL.of_model(
         model, memory, config=RecallConfig(), batches=[batch((3, True))], groups=2, data=DATA
     )
@@ -153,7 +153,7 @@ def test_an_untrained_model_is_scored_as_its_own_pass_says():
     model = LanguageModel(config, rngs=nnx.Rngs(0))
     memory = model.init_memory(jax.random.key(0))
     batches = list(make_dataset(DATA, split="valid", batch_size=4, seed=0))
-    result = recall_accuracy(
+    result = RECALL.of_model(
         model,
         memory,
         config=RecallConfig(),

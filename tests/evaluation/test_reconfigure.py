@@ -54,4 +54,4 @@ def test_a_rule_of_other_sizes_or_of_another_kind_is_refused(model, memory):
     with pytest.raises(ValueError, match=r"memory is a tree of .keys .* expected a tree of .up"):
         with_rule(model, memory, FwMLP.tiny())
     with pytest.raises(ValueError, match=r"memory is a tree of .up_kernel .* tree of .keys"):
-        rule.adopt(FwMLP.tiny().init(jax.random.key(0)))
+        rule.convert_memory(FwMLP.tiny().init(jax.random.key(0)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fwpkm_jax.cli import report_command
+from fwpkm_jax.cli import main
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import NeedleMix, RecallData, TextData
 from fwpkm_jax.evaluation import EVALS
@@ -197,7 +197,7 @@ def test_files_of_another_form_are_named_in_one_line_and_other_results_shown(run
     whole = (run / name).read_text() if (run / name).is_file() else None
     for content in MALFORMED[name]:
         (run / name).write_text(content)
-        code = report_command.main([str(run)])
+        code = main(["report", str(run)])
         said = [line for line in capsys.readouterr().err.splitlines() if "WARNING" not in line]
         if name.startswith("results/"):
             assert code == 0
@@ -207,7 +207,7 @@ def test_files_of_another_form_are_named_in_one_line_and_other_results_shown(run
             assert f"{run / name} " in said[0], said
     if whole is not None:
         (run / name).write_text(whole)
-        assert report_command.main([str(run)]) == 0
+        assert main(["report", str(run)]) == 0
 
 
 def test_lines_of_the_log_that_are_no_records_of_numbers_are_left_out(run):

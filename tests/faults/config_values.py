@@ -16,7 +16,7 @@ from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.mixers.lact import LaCTConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig, MatrixMixerConfig
 from fwpkm_jax.layers.mixers.titans import TitansConfig
-from fwpkm_jax.layers.mixers.titans_wirings import TitansMixerConfig
+from fwpkm_jax.layers.mixers.titans_variants import TitansMixerConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.layers.rotary import Llama3Scaling, YarnConfig
 from fwpkm_jax.models.config import Mixer
@@ -82,7 +82,7 @@ def bases() -> dict[str, Experiment]:
             "mixers": (
                 MatrixMixerConfig(rule=DeltaNet(), **heads),
                 TitansMixerConfig(
-                    wiring="mag",
+                    variant="mag",
                     memory=TitansConfig(num_heads=1, head_dim=8, chunk_size=8),
                     attention=dataclasses.replace(tiny.model.attention, window=8),
                 ),

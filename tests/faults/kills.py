@@ -32,18 +32,17 @@ import numpy as np
 
 from fwpkm_jax import memories
 from fwpkm_jax.config import read_experiment
-from fwpkm_jax.data.prepare import prepare
-from fwpkm_jax.data.prepare.progress import Progress
-from fwpkm_jax.data.prepare.text_files import text_files
+from fwpkm_jax.data.prepare import prepare, text_files
 from fwpkm_jax.interchange import export_run, read_folder, start_run
 from fwpkm_jax.interchange.weights import Weights
+from fwpkm_jax.io.atomic import write_text
+from fwpkm_jax.io.status_line import StatusLine
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.run.load import load_run
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training.checkpoints.checksum import checksums
 from fwpkm_jax.training.checkpoints.restore import array_items, checkpoint_steps
 from fwpkm_jax.training.state import init_state, named_leaves
-from fwpkm_jax.whole_files import write_text
 from tests.memories.models import ONE, make_model, make_state
 from tests.training import mesh_flags
 from tests.training.tiny_config import get_config
@@ -271,7 +270,7 @@ def _prepare(inputs: Path, place: Path) -> None:
             tokenizer="bytes",
             layout="l4096",
             save_seconds=0,
-            progress=Progress(nowhere),
+            status=StatusLine(nowhere),
         )
 
 

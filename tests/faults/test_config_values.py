@@ -70,7 +70,7 @@ def refusal(field: Field, value: object) -> str | None:
     try:
         # Of `distributed` runs store nothing; the command line reads it in the same way.
         values = config_json.to_json(BASES[field.base])
-        config_json.from_json(json_with(values, field.path, value), Experiment, stored=True)
+        config_json.from_json(json_with(values, field.path, value), Experiment)
     except ValueError as error:
         return str(error)
     return None

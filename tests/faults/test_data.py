@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from fwpkm_jax.data import TextData, load_tokenizer, make_dataset, write_token_file
-from fwpkm_jax.data.documents import read_documents
+from fwpkm_jax.data import (
+    TextData,
+    load_tokenizer,
+    make_dataset,
+    stream_documents,
+)
 from fwpkm_jax.run.train import train
+from tests.data.plain_writer import write_token_file
 from tests.training.tiny_config import get_config
 
 LINE = "a line of the text that every test here is made of\n"
@@ -102,7 +107,7 @@ def test_a_record_that_is_no_text_is_named(fault, tmp_path, record):
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"text": LINE}) + "\n" + record + "\n")
     with fault("a record that is no text"), pytest.raises(ValueError, match="line 2"):
-        list(read_documents(path, field="text"))
+        list(stream_documents(TextData(train_paths=(str(path),)), "train"))
 
 
 def test_empty_documents_change_nothing(fault, tmp_path):

@@ -28,7 +28,7 @@ def raises(error: BaseException) -> Reader:
 
 def test_a_reader_that_fails_in_another_way_is_told(tmp_path):
     """What the test above counts as a failure."""
-    from fwpkm_jax.outside_files import OutsideFileError
+    from fwpkm_jax.io.untrusted import OutsideFileError
 
     path = tmp_path / "a"
     assert _outcome(raises(OutsideFileError(path, "ends early")), tmp_path)[0] == "refused"

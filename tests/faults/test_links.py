@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from fwpkm_jax import cli, memories
-from fwpkm_jax.data.prepare import prepare
-from fwpkm_jax.data.prepare.files import hold
-from fwpkm_jax.data.prepare.text_files import text_files
+from fwpkm_jax.data.prepare import prepare, text_files
 from fwpkm_jax.evaluation.report import write_report
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.run.train import train
-from fwpkm_jax.training.runs.lock import RunLock
+from fwpkm_jax.storage.lock import Lock
 from tests.memories.models import ONE, make_model, make_state
 
 PRECIOUS = "what the user cannot lose\n"
@@ -118,10 +116,10 @@ def test_locks_and_memories_write_through_no_link(fault, unchanged, tmp_path):
         with pytest.raises(ValueError, match=r"alice\.lock is a link"):
             memories.save(folder, "alice", state, model=model)
         (folder / "alice.lock").unlink()
-        (folder / "bases" / "lock").unlink()
+        (folder / "bases").mkdir()
         (folder / "bases" / "lock").symlink_to(unchanged / "file")
         with pytest.raises(ValueError, match=r"lock is a link"):
-            memories.save(folder, "alice", state, model=model)
+            memories.fork(folder, "alice", "bob")
         shutil.rmtree(folder / "bases")
         (folder / "bases").symlink_to(unchanged)
         with pytest.raises(ValueError, match=r"bases is a link"):
@@ -134,6 +132,7 @@ def test_locks_and_memories_write_through_no_link(fault, unchanged, tmp_path):
         assert not alice.is_symlink()
         assert (tmp_path / "kept.safetensors").read_bytes() == before
         # A file in `bases` that is no base stays when bases are tidied up.
+        (folder / "bases").mkdir()
         (folder / "bases" / "mine.safetensors").write_text(PRECIOUS)
         memories.delete(folder, "alice")
         assert (folder / "bases" / "mine.safetensors").read_text() == PRECIOUS
@@ -158,19 +157,19 @@ def test_a_file_that_is_no_lock_is_not_taken_for_one(fault, tmp_path):
     with fault("a file of the user's where a command writes", 4):
         (tmp_path / "lock").write_text(PRECIOUS)
         with pytest.raises(ValueError, match="lock is not a lock of this program"):
-            RunLock(tmp_path)
+            Lock(tmp_path)
         assert (tmp_path / "lock").read_text() == PRECIOUS
         (tmp_path / "x.bin.lock").write_text(PRECIOUS)
-        with pytest.raises(ValueError, match="lock is not a lock"), hold(tmp_path / "x.bin"):
-            pass
+        with pytest.raises(ValueError, match="lock is not a lock"):
+            Lock(tmp_path, name="x.bin.lock")
         assert (tmp_path / "x.bin.lock").read_text() == PRECIOUS
         (tmp_path / "y.bin.lock").symlink_to(tmp_path / "x.bin.lock")
-        with pytest.raises(ValueError, match="lock is a link"), hold(tmp_path / "y.bin"):
-            pass
+        with pytest.raises(ValueError, match="lock is a link"):
+            Lock(tmp_path, name="y.bin.lock")
         assert (tmp_path / "x.bin.lock").read_text() == PRECIOUS
         (tmp_path / "z.bin.lock").hardlink_to(tmp_path / "x.bin.lock")
-        with pytest.raises(ValueError, match="lock is not a plain file"), hold(tmp_path / "z.bin"):
-            pass
+        with pytest.raises(ValueError, match="lock is not a plain file"):
+            Lock(tmp_path, name="z.bin.lock")
         assert (tmp_path / "x.bin.lock").read_text() == PRECIOUS
 
 

@@ -62,8 +62,8 @@ def test_of_equally_likely_tokens_top_k_keeps_k():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -1.0}, "temperature=-1.0 must be 0"),
-        ({"temperature": 1.0, "top_k": 0}, "top_k=0 must be at least 1"),
+        ({"temperature": -1.0}, "temperature=-1.0 is too small; use 0"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k=0 must be above 0"),
         ({"temperature": 1.0, "top_p": 0.0}, "top_p=0.0 must lie above 0"),
         ({"top_p": 0.9}, "no effect at temperature=0"),
     ],

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fwpkm_jax.interchange.release_names import ATTENTION
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
+from fwpkm_jax.paper.release.names import ATTENTION
 from tests.golden.vectors import assert_all_match, assert_matches, config_values, load
 from tests.golden.weights import filled
 

@@ -13,6 +13,7 @@ from fwpkm_jax.core.slots.keys.addressing import (
 )
 from fwpkm_jax.core.slots.values.table import slot_read
 from fwpkm_jax.core.slots.write import addressing_gradient, addressing_loss
+from fwpkm_jax.rules.fwpkm import key_gradient
 from tests.golden import release, vectors
 
 KIND = "fwpkm_parts"
@@ -87,7 +88,7 @@ def _parts(rule, arrays):
         expected["addr_loss"] = rule.addressing_weight * loss
         gradient = rule.addressing_weight * loss_of_keys
         expected["addr_grad_keys"] = gradient.reshape(arrays["keys"].shape)
-    moving = rule.key_gradient(memory, tokens, address)
+    moving = key_gradient(rule, memory, tokens, address)
     expected["scaled_grad_keys"] = moving.reshape(arrays["keys"].shape)
     return expected
 

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fwpkm_jax.core.streams import streaming
-from fwpkm_jax.core.streams.queue import init_pending
-from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.core.streams.pending import Signals, init_pending
 from tests.golden import release, vectors
 
 KIND = "fwpkm_stream"

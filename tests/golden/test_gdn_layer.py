@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fwpkm_jax.interchange.release_names import GATED_DELTA_NET
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from fwpkm_jax.paper.release.names import GATED_DELTA_NET
 from tests.golden.vectors import assert_all_match, config_values, load
 from tests.golden.weights import filled
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fwpkm_jax.interchange.release_settings import MODEL_TYPE, release_config
 from fwpkm_jax.layers.mixers.attention import AttentionConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+from fwpkm_jax.paper.release.release_config import MODEL_TYPE, release_config
 from fwpkm_jax.rules import FwPKM
 from tests.golden import release
 from tests.golden.test_fwpkm_block import block_config

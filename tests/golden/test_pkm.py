@@ -3,8 +3,8 @@
 import jax
 from flax import nnx
 
-from fwpkm_jax.interchange.release_names import PKM as PKM_NAMES
 from fwpkm_jax.layers.pkm import PKM, PKMConfig
+from fwpkm_jax.paper.release.names import PKM as PKM_NAMES
 from tests.golden.vectors import config_values, open_file
 from tests.golden.weights import filled
 

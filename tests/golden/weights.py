@@ -6,16 +6,16 @@ Assignments are traced, so that gradients come back under the release's names.
 import jax
 from flax import nnx
 
-from fwpkm_jax.interchange.release import converted, from_release
-from fwpkm_jax.interchange.release_names import (
+from fwpkm_jax.layers.memories.fast_weight import FastWeight
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.paper.release.conversion import converted, from_release
+from fwpkm_jax.paper.release.names import (
     FWMLP_MEMORY,
     FWPKM_MEMORY,
     Names,
     memory_block_names,
     to_theirs,
 )
-from fwpkm_jax.layers.memories.fast_weight import FastWeight
-from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.rules import FwMLPMemory, FwPKM, FwPKMMemory
 from fwpkm_jax.training.state import named_leaves
 

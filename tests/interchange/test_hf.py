@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fwpkm_jax.cli import export_command as exports
-from fwpkm_jax.cli import import_command as imports
+from fwpkm_jax.cli import main
 from fwpkm_jax.cli.experiment import parse_command_line
 from fwpkm_jax.interchange import Weights
 from fwpkm_jax.interchange.hf import (
@@ -27,11 +26,11 @@ from fwpkm_jax.interchange.hf import (
     open_folder,
     read_weights,
 )
+from fwpkm_jax.io.atomic import write_json
 from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.run import load_run, setup
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
-from fwpkm_jax.whole_files import write_json
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "hf"
 FOLDERS = sorted(path.parent for path in SHARED.glob("*/expected.npz"))
@@ -263,8 +262,8 @@ def tensors_of(folder):
 @each_folder
 def test_an_import_and_an_export_give_the_folder_again(folder, tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"
-    assert imports.main(["hf", str(folder), str(run)]) == 0
-    assert exports.main(["hf", str(run), str(out)]) == 0
+    assert main(["import", "hf", str(folder), str(run)]) == 0
+    assert main(["export", "hf", str(run), str(out)]) == 0
     capsys.readouterr()
     before, after = tensors_of(folder), tensors_of(out)
     assert before.keys() == after.keys()
@@ -274,7 +273,7 @@ def test_an_import_and_an_export_give_the_folder_again(folder, tmp_path, capsys)
     assert json.loads((out / "config.json").read_text()) == json.loads(
         (folder / "config.json").read_text()
     )
-    assert exports.main(["hf", str(run), str(out)]) != 0
+    assert main(["export", "hf", str(run), str(out)]) != 0
     assert "out exists; choose a folder" in capsys.readouterr().err
 
 

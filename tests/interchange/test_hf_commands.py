@@ -16,6 +16,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from benchmarks.paper.parameters import count_parameters
 from fwpkm_jax import load_config
 from fwpkm_jax.cli import program
 from fwpkm_jax.data.tokenizers import load_tokenizer
@@ -26,6 +27,7 @@ from fwpkm_jax.interchange.hf.described import changes, config_text
 from fwpkm_jax.interchange.hf.families import FAMILIES
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.weights import abstract_weights
+from fwpkm_jax.io.atomic import write_json
 from fwpkm_jax.layers import (
     AttentionConfig,
     ExpertsConfig,
@@ -36,9 +38,7 @@ from fwpkm_jax.layers import (
 )
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
-from fwpkm_jax.models.parameters import count_parameters
 from fwpkm_jax.run import load_run
-from fwpkm_jax.whole_files import write_json
 
 NEXT = {
     "model_type": "qwen3_next", "vocab_size": 300, "hidden_size": 16, "intermediate_size": 24,
@@ -166,7 +166,7 @@ def test_a_model_that_began_here_is_described_as_a_family_that_computes_the_same
 
 @pytest.mark.thorough
 def test_a_run_that_began_here_leaves_as_a_folder_and_is_imported_again(tmp_path, capsys):
-    experiment = load_config("study/gdn_swa")
+    experiment = load_config("books_tiny")
     run = tmp_path / "run"
     experiment = dataclasses.replace(experiment, model=OURS, run_dir=str(run))
     like = abstract_weights(OURS)
@@ -190,7 +190,7 @@ def test_an_export_says_which_tokenizer_is_meant_and_what_a_model_without_attent
     tmp_path, capsys, monkeypatch
 ):
     """As the paper's configurations have them: the tokenizer by name, Gated DeltaNet alone."""
-    base = load_config("study/gdn_swa")
+    base = load_config("books_tiny")
     model = changed(mixers=("gdn", "gdn"), memory_layers=())
     run = tmp_path / "run"
 

@@ -206,7 +206,7 @@ def test_settings_of_one_family_alone_are_read():
     assert (bias.bias, bias.has_output_bias) == (True, False)
     gemma = model_config({"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 6})
     assert gemma.embedding_scale == 8
-    assert [x.reach for x in gemma.mixer_configs] == [4096] * 5 + [None]
+    assert [x.receptive_field for x in gemma.mixer_configs] == [4096] * 5 + [None]
     assert gemma.sandwich_norm_layers == (0, 1, 2, 3, 4, 5)
     for key in ("num_experts", "num_local_experts"):
         moe = {"model_type": "qwen3_moe", "num_hidden_layers": 2, key: 16}

@@ -31,7 +31,7 @@ SMALLER = {
     "--model.fast_weight.chunk_size": ["8"], "--data.length": ["16"],
     "--training.batch_size": ["2"], "--training.steps": ["2"], "--ppl.max_tokens": ["20"],
     "--max_new_tokens": ["3"],
-    "--tasks": ["tiny_choice", "--lm_eval.include_path", "tasks", "--limit", "2"],
+    "--lm_eval.tasks": ["tiny_choice", "--lm_eval.include_path", "tasks", "--limit", "2"],
 }  # fmt: skip
 """Values of the page's options for the model above."""
 # The client passes an open file by the old name of httpx's argument.

@@ -10,9 +10,9 @@ from fwpkm_jax.cli import main
 from fwpkm_jax.config import read_experiment
 from fwpkm_jax.data.tokenizers import load_tokenizer
 from fwpkm_jax.run import load_run, text_tokenizer
-from fwpkm_jax.stores import Store
+from fwpkm_jax.storage.stores import Store
 from tests.interchange.test_hub_to_hub import tiny_qwen  # noqa: F401
-from tests.interchange.test_release_layouts import CONFIG, TENSORS, one_safetensors
+from tests.paper.test_release_layouts import CONFIG, TENSORS, one_safetensors
 from tests.training.runs.stores import KINDS, a_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")

@@ -10,15 +10,7 @@ from safetensors.numpy import load_file, save_file
 from fwpkm_jax.cli import main
 from fwpkm_jax.config import load_config
 from fwpkm_jax.core.slots.options.retention import Retention
-from fwpkm_jax.interchange import (
-    Weights,
-    export_run,
-    from_release,
-    read_folder,
-    read_release,
-    start_run,
-    to_release,
-)
+from fwpkm_jax.interchange import Weights, export_run, read_folder, start_run
 from fwpkm_jax.interchange.weights import abstract_weights
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
@@ -26,10 +18,10 @@ from fwpkm_jax.layers.mixers.attention import AttentionConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.paper.release import from_release, read_release, to_release
 from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.run import load_run
 from fwpkm_jax.training.state import MemoryConfig
-from tests.interchange.torch_writer import whole, write_torch_file
 
 MODEL = ModelConfig(
     vocab_size=64,
@@ -111,14 +103,9 @@ def test_the_release_holds_maps_from_the_right():
     )
 
 
-def test_a_file_that_torch_wrote_gives_the_weights(tmp_path, weights):
-    path = tmp_path / "mp_rank_00_model_states.pt"
+def test_a_file_of_the_release_gives_the_weights(tmp_path, weights):
     tensors = {name: np.ascontiguousarray(x) for name, x in to_release(weights, MODEL).items()}
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]  # Tied: stored twice.
-    content = {name: whole(x, parameter=True) for name, x in tensors.items()}
-    write_torch_file(path, {"module": content, "global_steps": 3})
-    assert_same(read_release(path, MODEL), weights)
-
     path = tmp_path / "model.safetensors"
     save_file(tensors, path)
     assert_same(read_release(path, MODEL), weights)

@@ -1,19 +1,20 @@
-"""The description of an operation for the shared tests, and a function that finds them all."""
+"""The description of an operation for the shared tests."""
 
+import contextlib
 import functools
-import importlib
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 
+from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Kernel
-from pallas_kernels.spec import Spec
+from pallas_kernels.spec import Comparison, Spec
 
 
 def equal_or_close(actual: Any, expected: Any, *, ratio: float) -> None:
@@ -35,7 +36,7 @@ def _compare_leaf(path: Any, expected: Any, actual: Any, *, ratio: float) -> Non
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An operation under test; `tests/kernels/entries/<op>.py` holds it as `ENTRY`."""
+    """An operation under test; `tests/kernels/entries.py` has all of them."""
 
     op: str
     specs: Sequence[Spec]
@@ -101,12 +102,44 @@ class Entry:
             equal_or_close(actual, expected, ratio=self.vjp_ratio)
 
 
-def entries() -> list[Entry]:
-    """Every operation's entry, by name."""
-    from tests.kernels import entries as package
+def compared(comparison: Comparison) -> dict[str, Any]:
+    """The fields of an entry that are compared as before a kernel's first use."""
 
-    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    return [importlib.import_module(f"{package.__name__}.{name}").ENTRY for name in names]
+    def call(spec, backend, **arrays):
+        return comparison.call(spec, jnp.float32, **arrays, backend=backend)
+
+    return {"specs": comparison.specs, "sample": comparison.sample, "call": call}
+
+
+def interpreted_only(**specs):
+    """Leaves all but some specs to the devices.
+
+    Interpreting takes a second or more per case, and on the GPU's side a millisecond per load (it
+    calls back to Python): those named here take every branch of the kernels.
+    """
+
+    def not_interpreted(kernel, spec):
+        if spec.name in specs[kernel]:
+            return None
+        return f"other specs interpret the same branches on the {kernel}'s side"
+
+    return not_interpreted
+
+
+@contextlib.contextmanager
+def checked_again():
+    """Clears the records of checked kernels and logged lines, and restores them afterwards.
+
+    Inside, each kernel is compared with the reference again before its first use.
+    """
+    with mock.patch.dict(dispatch._checked, clear=True):
+        logged = {*dispatch._logged}
+        dispatch._logged.clear()
+        try:
+            yield
+        finally:
+            dispatch._logged.clear()
+            dispatch._logged.update(logged)
 
 
 def equations(jaxpr):

@@ -8,6 +8,7 @@ import jaxtyping
 import pytest
 
 from pallas_kernels import dispatch, verdicts
+from tests.kernels.entry import checked_again
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +16,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clears earlier checks and log lines, ignores --backend for `auto`, and runs checks in this
     process, as on a TPU."""
     monkeypatch.setattr(verdicts, "has_name", lambda check: False)
-    with dispatch.checked_anew(), dispatch.default_backend("auto"), dispatch._simulation(None):
+    with checked_again(), dispatch.default_backend("auto"), dispatch._simulation(None):
         yield
 
 
@@ -34,8 +35,10 @@ def differ(kernel):
     raise AssertionError(f"{kernel} is off by 3")
 
 
-def choose(backend, **options):
-    return dispatch.implementation("op", backend, **{"check": agree, **options})
+def choose(backend, *, supports=lambda kernel: None, **options):
+    """What an operation without arguments chooses."""
+    options = {"name": "op", "check": agree, **options}
+    return dispatch.Operation(refuses=supports, **options).choose(backend)
 
 
 def test_a_cpu_runs_the_reference_and_says_so_once(caplog):
@@ -188,7 +191,6 @@ def test_decisions_are_counted():
 @pytest.mark.parametrize("backend", ["auto", "pallas"])
 def test_an_operation_without_a_kernel_for_the_simulated_device_is_plain_unless_named(backend):
     with dispatch.interpret_kernels("tpu"), dispatch.default_backend(backend):
-        chosen = dispatch.implementation("gpu_alone", "auto", kernels=("gpu",), check=None)
-        assert chosen == "reference"
+        assert choose("auto", kernels=("gpu",)) == "reference"
         with pytest.raises(ValueError, match="has no kernel"):
-            dispatch.implementation("gpu_alone", "pallas", kernels=("gpu",), check=None)
+            choose("pallas", kernels=("gpu",))

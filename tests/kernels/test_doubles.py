@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import dispatch
-from tests.kernels.entry import entries
+from tests.kernels.entries import ENTRIES
 
 CASES = [
     pytest.param(entry, kernel, id=f"{entry.op}-{kernel}")
-    for entry in entries()
+    for entry in ENTRIES
     for kernel in entry.kernels
 ]
 

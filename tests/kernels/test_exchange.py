@@ -3,7 +3,7 @@
 import pytest
 
 from pallas_kernels import dispatch
-from pallas_kernels.row_ops import exchange_errors
+from pallas_kernels.slot_add.specs import exchange_errors
 from pallas_kernels.slot_read.specs import RowSpec
 
 SPECS = (

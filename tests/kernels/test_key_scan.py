@@ -20,7 +20,7 @@ from pallas_kernels.key_scan.api import loops_of
 from pallas_kernels.key_scan.gpu_add import TILE, add, query_terms, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back, to_queries
 from pallas_kernels.key_scan.specs import CHECK_RATIO, CHECKED, DTYPES, SPECS, errors_of
-from tests.kernels.entry import equal_or_close, programs
+from tests.kernels.entry import checked_again, equal_or_close, programs
 
 CHUNKS, CHUNK, HEADS, CODEBOOKS, TOP_K = 3, 1, 2, 4, 3
 KEEP, MOVE = 0.9, -0.4
@@ -70,9 +70,7 @@ def test_memories_of_equal_sizes_share_one_trace():
         for _ in range(2):  # The loops are made anew for each memory, as a model does.
             find = functools.partial(best_sub_keys, top_k=TOP_K)
             loops = loops_of("gpu", TOP_K)
-            keys = key_scan(
-                keys, queries, weights, find=find, key_write=key_write, loops=loops
-            ).keys
+            keys = key_scan(keys, queries, weights, find, key_write, loops).keys
         return jnp.sum(keys)
 
     with dispatch.compile_kernels("gpu"):
@@ -177,7 +175,7 @@ def test_cotangents_of_queries_are_sums_over_the_chosen_sub_keys(top_k):
 @pytest.mark.parametrize("spec", [SPECS[0]], ids=lambda spec: spec.name)
 def test_whole_scans_and_their_cotangents_equal_plain_xla(spec, dtype):
     with dispatch.interpret_kernels("gpu"):
-        ways = loops_of("gpu", spec.top_k), loops_of("reference", spec.top_k)
+        ways = loops_of("gpu", spec.top_k), KeyLoops()
         errors = errors_of(spec, *ways, dtype=dtype)
     assert errors["['ids']"] == 0
     assert max(errors.values()) < CHECK_RATIO, errors
@@ -214,7 +212,7 @@ def loops_for(sizes=(), dtype=jnp.float32, **write):
     ],
 )
 def test_what_the_kernels_do_not_take_runs_in_plain_xla_and_says_why(sizes, write, reason, caplog):
-    with dispatch.interpret_kernels("gpu"), dispatch.checked_anew(), caplog.at_level("INFO"):
+    with dispatch.interpret_kernels("gpu"), checked_again(), caplog.at_level("INFO"):
         assert KeyLoops() not in (loops_for(), loops_for(dtype=jnp.bfloat16))
         assert loops_for(sizes, **write) == KeyLoops()
     assert reason in caplog.text

@@ -1,4 +1,4 @@
-"""Norms of gated mixes under bfloat16, in a memory layer, and what the kernels refuse."""
+"""Norms of gated mixes under bfloat16 and in a memory layer."""
 
 import functools
 
@@ -9,12 +9,12 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax import FastWeight, FastWeightConfig, FwPKM
-from fwpkm_jax.layers import norms
+from fwpkm_jax.core.platform import compiled_for
 from fwpkm_jax.layers.memories import fast_weight
 from fwpkm_jax.layers.norms import RMSNorm, normed_mix_map
 from pallas_kernels import dispatch
 from pallas_kernels.checks import relative_errors, results_of
-from pallas_kernels.mix_rms_norm import api, mix_rms_norm, specs
+from pallas_kernels.mix_rms_norm import mix_rms_norm, specs
 
 SPEC = specs.MixSpec(name="here", batch=2, length=6, width=128)
 
@@ -60,7 +60,7 @@ def maps_of(dtype):
 
 
 @pytest.mark.parametrize(("dtype", "ratio"), [("float32", 1e-6), ("bfloat16", 2e-2)])
-def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio, monkeypatch):
+def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio):
     graph, params = maps_of(dtype)
     arrays = specs.sample(SPEC, jnp.float32)
 
@@ -79,9 +79,8 @@ def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio, monk
         return both(params, arrays)
 
     written = results()
-    # What is lowered for a GPU runs here, with its kernels interpreted.
-    monkeypatch.setattr(norms.jax.lax, "platform_dependent", lambda *x, cuda, default: cuda(*x))
-    with dispatch.interpret_kernels("gpu"), dispatch.default_backend("pallas"):
+    # What is traced for a GPU runs here, with its kernels interpreted.
+    with compiled_for("gpu"), dispatch.interpret_kernels("gpu"), dispatch.default_backend("pallas"):
         on_gpu = results()
     for name, error in relative_errors(on_gpu, written).items():
         assert error < ratio, name
@@ -103,35 +102,3 @@ def test_a_memory_layer_names_the_order_of_its_reads(groups, monkeypatch):
     layer(x, memory, write=False)  # Whole sequences read, one after the other.
     layer.stream(x, memory, layer.init_pending(4, groups, max_chunk_size=4, dtype=jnp.float32))
     assert asked == [(4 // groups, 4), (1, 4), (1, 4)]
-
-
-@pytest.mark.parametrize(
-    ("width", "dtypes", "message"),
-    [
-        (96, "ffff", "rows of 96 values, only multiples of 128"),
-        (1152, "ffff", "rows of 1152 values, only multiples of 128 up to 1024"),
-        (128, "hhhf", "rows in float16, only float32"),
-        (128, "fhff", r"rows float16\[2, 3, 128\] beside rows float32\[2, 3, 128\]"),
-        (128, "ffhf", r"a gate float16\[2, 3\] of rows float32\[2, 3, 128\]"),
-        (128, "fffh", "a result in float16, only float32 and bfloat16"),
-    ],
-)
-def test_what_the_kernels_do_not_take_is_named(width, dtypes, message):
-    x, y, gate, result = ({"f": jnp.float32, "h": jnp.float16}[name] for name in dtypes)
-    shape = (2, 3, width)
-    arrays = [jax.ShapeDtypeStruct(shape, x), jax.ShapeDtypeStruct(shape, y)]
-    arrays.append(jax.ShapeDtypeStruct(shape[:2], gate))
-    call = functools.partial(mix_rms_norm, eps=1e-5, dtype=result, backend="pallas")
-    with dispatch.compile_kernels("gpu"), pytest.raises(NotImplementedError, match=message):
-        jax.eval_shape(call, *arrays)
-
-
-@pytest.mark.thorough
-def test_a_wrong_kernel_fails_the_check_before_its_first_use(monkeypatch):
-    monkeypatch.setattr(api, "CHECKED", ("63_tokens",))
-    with dispatch.interpret_kernels("gpu"):
-        api.check_mixes("gpu")
-    right = api._backward
-    monkeypatch.setattr(api, "_backward", lambda *x: (*right(*x)[:2], 2 * right(*x)[2]))
-    with dispatch.interpret_kernels("gpu"), pytest.raises(AssertionError, match="gate"):
-        api.check_mixes("gpu")

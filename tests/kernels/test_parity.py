@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import dispatch
-from tests.kernels.entry import entries, equal_or_close
+from tests.kernels.entries import ENTRIES
+from tests.kernels.entry import equal_or_close
 
 INTERPRETED = [
     pytest.param(entry, kernel, spec, id=f"{entry.op}-{kernel}-{spec.name}")
-    for entry in entries()
+    for entry in ENTRIES
     for kernel in entry.kernels
     for spec in entry.specs
     if spec.small
@@ -28,7 +29,7 @@ ON_DEVICE = [
         id=f"{entry.op}-{kernel}-{spec.name}",
         marks=getattr(pytest.mark, kernel),
     )
-    for entry in entries()
+    for entry in ENTRIES
     for kernel in entry.kernels
     for spec in entry.specs
 ]
@@ -121,7 +122,7 @@ def test_two_runs_on_the_device_are_bitwise_equal(entry, kernel, spec):
 @functools.cache
 def sample_and_reference(op, spec_name):
     """Small arrays, outputs and cotangents, once for all kernels of an operation."""
-    entry = next(entry for entry in entries() if entry.op == op)
+    entry = next(entry for entry in ENTRIES if entry.op == op)
     spec = next(spec for spec in entry.specs if spec.name == spec_name)
     arrays = entry.sample(spec, jnp.float32)
     return arrays, *entry.outputs_and_cotangents(spec, "reference", arrays)

@@ -141,25 +141,9 @@ def test_no_score_matrix_leaves_the_kernel():
     assert largest(kernel.jaxpr) < scores <= largest(plain.jaxpr)
 
 
-@pytest.mark.parametrize(
-    ("queries", "keys", "reason"),
-    [
-        ((3, 1, 8), (1, 2, 1025, 4), "subkeys=1025"),
-        ((3, 1, 1032), (1, 2, 7, 516), "half=516"),
-        ((0, 1, 8), (1, 2, 7, 4), "0 tokens"),
-    ],
-    ids=lambda case: str(case),
-)
-def test_sizes_that_kernels_do_not_take_are_refused_by_name(queries, keys, reason):
-    with dispatch.interpret_kernels("tpu"), pytest.raises(NotImplementedError, match=reason):
-        select(jnp.zeros(queries), jnp.zeros(keys), backend="pallas")
-
-
 def test_doubles_are_left_to_the_reference():
     with jax.enable_x64(True), dispatch.interpret_kernels("tpu"):
         wide = [x.astype(jnp.float64) for x in sample()]
-        with pytest.raises(NotImplementedError, match="float64"):
-            select(*wide, backend="pallas")
         assert jax.eval_shape(select, *wide).weights.dtype == jnp.float64
 
 
@@ -204,36 +188,36 @@ def test_the_check_before_first_use_allows_near_ties_and_no_other_ids(monkeypatc
             slot_ids=a.slot_ids.at[..., 1].set(a.slot_ids[..., 0])
         ),
     }
-    right = functools.partial(api._address, "reference")
 
-    def wrong(kernel, *arguments):
-        del kernel
-        return changes[-1](right(*arguments))
+    def wrong(*arguments, backend, **options):
+        del backend
+        found = select_slots(*arguments, **options, backend="reference")
+        return found._replace(address=changes[-1](found.address))
 
-    monkeypatch.setattr(api, "_address", wrong)
-    monkeypatch.setattr(api, "SPECS", (spec,))
-    monkeypatch.setattr(api, "CHECKED", (spec.name,))
-    monkeypatch.setattr(api, "sample", lambda spec, dtype: arrays)
+    monkeypatch.setattr(specs, "select_slots", wrong)
+    monkeypatch.setattr(specs, "SPECS", (spec,))
+    monkeypatch.setattr(specs, "CHECKED", (spec.name,))
+    monkeypatch.setattr(specs, "sample", lambda spec, dtype: arrays)
     changes: list[Any] = [ties]
-    api.check_selection("gpu")
-    errors = api.selection_errors("gpu", spec, arrays)
+    specs.check("gpu")
+    errors = specs.selection_errors("pallas", spec, arrays)
     assert 0 < errors["scores of slot_ids"] < 1e-6
     for name, fault in faults.items():
         changes.append(fault)
         with pytest.raises(AssertionError, match=f"{name} differs by"):
-            api.check_selection("gpu")
+            specs.check("gpu")
 
 
 TWO_WARPGROUPS = """
 import json
 import jax.numpy as jnp
 from pallas_kernels import dispatch
-from pallas_kernels.product_top_k import api, gpu_select, specs
+from pallas_kernels.product_top_k import gpu_select, specs
 
 gpu_select.INTERPRETED_GROUPS = 2
 spec = specs.TopKSpec(name="here", tokens=70, subkeys=300, key=140, top_k=12)
 with dispatch.interpret_kernels("gpu"):
-    errors = api.selection_errors("gpu", spec, specs.sample(spec, jnp.float32))
+    errors = specs.selection_errors("pallas", spec, specs.sample(spec, jnp.float32))
 print(json.dumps({name: float(error) for name, error in errors.items()}))
 """
 

@@ -10,8 +10,9 @@ import pytest
 
 from pallas_kernels import dispatch
 from pallas_kernels.checks import result_errors
-from pallas_kernels.short_convolution import Part, api, gpu, joined_inputs, short_convolution
-from pallas_kernels.short_convolution.specs import CHECK_RATIOS, SPECS, heads, sample
+from pallas_kernels.short_convolution import Part, joined_inputs, short_convolution
+from pallas_kernels.short_convolution.specs import COMPARISON, SPECS, sample
+from pallas_kernels.short_convolution.specs import call as compared
 
 SPEC = next(spec for spec in SPECS if spec.name == "packed")
 
@@ -47,9 +48,10 @@ def test_results_are_what_a_loop_over_tokens_gives():
 def test_kernels_agree_with_the_reference_in_both_dtypes_of_results(name, dtype):
     spec = next(spec for spec in SPECS if spec.name == name)
     with dispatch.interpret_kernels("gpu"):
-        errors = result_errors(api.compared(spec, dtype), sample(spec, jnp.bfloat16))
+        op = functools.partial(compared, spec, jnp.dtype(dtype))
+        errors = result_errors(op, sample(spec, jnp.bfloat16))
     # XLA may leave out the reference's rounding of cotangents.
-    assert max(errors.values()) <= CHECK_RATIOS["bfloat16"] / 2
+    assert max(errors.values()) <= COMPARISON.ratios["bfloat16"] / 2
 
 
 @pytest.mark.thorough
@@ -64,50 +66,6 @@ def test_inputs_of_other_documents_do_not_pass_even_if_they_are_no_numbers():
     for y in outputs:
         assert np.isfinite(y[:, 1:]).all()
     assert np.isfinite(d_x[:, 1:]).all()
-
-
-@pytest.mark.thorough
-def test_the_check_before_first_use_notices_a_wrong_kernel(monkeypatch):
-    right = gpu.backward
-
-    def wrong(*args, **options):
-        d_x, *rest = right(*args, **options)
-        return d_x.at[..., :64].mul(1.01), *rest  # Those of queries, which are unit vectors.
-
-    monkeypatch.setattr(gpu, "backward", wrong)
-    monkeypatch.setattr(api, "CHECKED", ("packed",))
-    with dispatch.interpret_kernels("gpu"), pytest.raises(AssertionError, match="differs by"):
-        api.check_convolution("gpu")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"groups": 3}, "3 rows of 64 columns"),
-        ({"parts": heads(24, 64)}, "8 rows of 24 columns"),
-        ({"parts": (Part(128, 64), Part(64))}, "heads of 64 in 8 groups of 128 columns"),
-        ({"width": 9}, "9 taps per channel, only 2 to 8"),
-        ({"width": 1}, "1 taps per channel, only 2 to 8"),
-        ({"groups": 1, "parts": (Part(512, 64), Part(100))}, "100 columns, .* no multiple of 64"),
-    ],
-)
-def test_sizes_that_no_kernel_takes_are_named(change, message):
-    spec = dataclasses.replace(SPEC, **change)
-    arrays = jax.eval_shape(lambda: sample(spec, jnp.float32))
-    with dispatch.compile_kernels("gpu"):
-        with pytest.raises(NotImplementedError, match=message):
-            jax.eval_shape(call(spec, backend="pallas"), **arrays)
-        jax.eval_shape(call(spec), **arrays)  # By itself it is the reference.
-
-
-def test_other_activations_and_dtypes_are_refused():
-    arrays = jax.eval_shape(lambda: sample(SPEC, jnp.float32))
-    halves = {**arrays, "x": jax.ShapeDtypeStruct(arrays["x"].shape, jnp.float16)}
-    with dispatch.compile_kernels("gpu"):
-        with pytest.raises(NotImplementedError, match=r"another activation than jax\.nn\.silu"):
-            jax.eval_shape(call(SPEC, backend="pallas", activation=jax.nn.relu), **arrays)
-        with pytest.raises(NotImplementedError, match="x in float16, only bfloat16 and float32"):
-            jax.eval_shape(call(SPEC, backend="pallas"), **halves)
 
 
 def test_parts_that_are_not_the_columns_are_errors():

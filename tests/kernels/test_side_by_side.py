@@ -13,8 +13,8 @@ from fwpkm_jax.core.chunks import map_groups
 from fwpkm_jax.core.slots.values.grouping import group_slots
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from pallas_kernels import dispatch
-from pallas_kernels.slot_add.reference import slot_add_with_old_rows
-from pallas_kernels.slot_read import reference
+from pallas_kernels.slot_add import slot_add
+from pallas_kernels.slot_read import slot_dot, slot_read
 from tests.kernels.entry import equal_or_close
 
 GROUPS, CHUNK, MODEL = 2, 64, 128
@@ -84,6 +84,14 @@ TABLES, IDS = draw(3, 9, 128), jnp.asarray([[[1, 4], [8, 0]], [[3, 3], [0, 8]], 
 WEIGHTS, TARGETS, OF_TOKENS = draw(3, 2, 2), draw(3, 2, 128, seed=1), draw(3, 2)
 
 
+def plain_read(values, slot_ids, weights, target, write_weight):
+    given = {"target": target, "write_weight": write_weight, "backend": "reference"}
+    return slot_read(values, slot_ids, weights, **given)
+
+
+plain_dot = functools.partial(slot_dot, backend="reference")
+
+
 @pytest.mark.by_default("own_tables")
 @pytest.mark.parametrize("shared", [False, True], ids=["own_tables", "one_table"])
 def test_reads_of_a_batch_are_one_launch_and_each_reads_its_own_table(shared):
@@ -98,7 +106,7 @@ def test_reads_of_a_batch_are_one_launch_and_each_reads_its_own_table(shared):
     assert text.count("name=slot_read_error") == 1
     with dispatch.interpret_kernels("gpu"):
         actual = jax.jit(reads(gpu.read))(*arrays), jax.jit(dots(gpu.dot))(tables, IDS, TARGETS)
-    expected = reads(reference.slot_read)(*arrays), dots(reference.slot_dot)(tables, IDS, TARGETS)
+    expected = reads(plain_read)(*arrays), dots(plain_dot)(tables, IDS, TARGETS)
     equal_or_close((tuple(actual[0]), actual[1]), (tuple(expected[0]), expected[1]), ratio=1e-6)
 
 
@@ -111,7 +119,8 @@ def test_additions_of_a_batch_run_in_turn_each_in_its_own_table():
     with dispatch.interpret_kernels("gpu"):
         add = functools.partial(gpu.add, with_old_rows=True)
         values, old_rows = jax.jit(jax.vmap(add))(*arrays)
-    expected = jax.vmap(slot_add_with_old_rows)(*arrays)
+    plain = functools.partial(slot_add, with_old_rows=True, backend="reference")
+    expected = jax.vmap(plain)(*arrays)
     equal_or_close(values, expected.values, ratio=1e-6)
     for i, distinct in enumerate(np.asarray(groups.num_groups)):
         np.testing.assert_array_equal(old_rows[i, :distinct], expected.old_rows[i, :distinct])

@@ -9,7 +9,7 @@ import pytest
 
 from fwpkm_jax.core.slots.values.grouping import group_slots
 from pallas_kernels import dispatch
-from pallas_kernels.slot_add import reference, tpu
+from pallas_kernels.slot_add import slot_add, tpu
 from tests.kernels.entry import equal_or_close
 
 SLOTS, PLACES, WIDTH = 64, 2, 128
@@ -53,7 +53,7 @@ def compiled(*, chunk=16, block=8, resident=tpu.RESIDENT, with_old_rows=True):
 def test_runs_end_anywhere(runs, resident):
     arrays = arrays_with(runs)
     values, old_rows = compiled(resident=resident)(**arrays)
-    equal_or_close(values, reference.slot_add(**arrays), ratio=1e-6)
+    equal_or_close(values, slot_add(**arrays, backend="reference"), ratio=1e-6)
     slots = np.asarray(arrays["groups"].slots)[: len(runs)]
     np.testing.assert_array_equal(old_rows[: len(runs)], arrays["values"][slots])
     others = np.setdiff1d(np.arange(SLOTS), slots)

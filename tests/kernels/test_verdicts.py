@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import pytest
 
-from pallas_kernels import dispatch, verdicts
+from pallas_kernels import check_here, dispatch, verdicts
 from pallas_kernels.verdicts import Verdict
 from tests.kernels import planted_checks as planted
+from tests.kernels.entry import checked_again
 
 
 @pytest.fixture(autouse=True)
@@ -31,17 +32,18 @@ def test_a_check_that_hangs_is_ended():
 def test_a_hopper_gpu_uses_what_agrees_and_says_why_it_leaves_the_rest(monkeypatch, caplog, cache):
     kind = jax.devices()[0].device_kind
     monkeypatch.setattr(dispatch, "_device_lacks", lambda kernel: None)
-    monkeypatch.setitem(dispatch._KERNEL_OF_PLATFORM, jax.default_backend(), "gpu")
+    monkeypatch.setattr(dispatch, "platform", lambda: "gpu")
 
     def chosen(check):
-        return dispatch.implementation(check.__name__, "auto", check=check)
+        operation = dispatch.Operation(check.__name__, lambda kernel: None, check=check)
+        return operation.choose("auto")
 
     reasons: dict[Any, str] = {
         planted.differs: "AssertionError: gpu's rows differ by 0.3 of their norm",
         planted.dies: "its process died by SIGSEGV",
         planted.exits: "its process ended with exit code 1: no CUDA driver",
     }
-    with dispatch.checked_anew(), dispatch.default_backend("auto"), dispatch._simulation(None):
+    with checked_again(), dispatch.default_backend("auto"), dispatch._simulation(None):
         assert chosen(planted.agrees) == "gpu"
         assert {chosen(check) for check in reasons} == {"reference"}
     said = [record.getMessage() for record in caplog.records]
@@ -80,7 +82,7 @@ def test_a_check_apart_notices_another_device(tmp_path, monkeypatch):
 
 
 def test_a_full_device_may_have_room_at_the_next_start():
-    found = dispatch.checked_here(planted.finds_no_memory, "gpu")
+    found = check_here.checked(planted.finds_no_memory, "gpu")
     assert found == Verdict("RuntimeError: RESOURCE_EXHAUSTED: out of memory", lasting=False)
 
 
@@ -92,24 +94,3 @@ def test_nothing_is_kept_of_a_check_without_a_name_or_where_no_file_can_be_writt
     assert not cache.exists()
     cache.parent.write_text("")  # A file where the folder should be.
     assert verdicts.verdict(planted.agrees, "gpu", "cpu", run) == Verdict(None)
-
-
-def test_verdicts_travel_to_another_machine_in_one_file(tmp_path, monkeypatch):
-    file = tmp_path / "verdicts.json"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
-    assert verdicts.take(file) == 0
-    for check in (planted.agrees, planted.differs):
-        verdicts.verdict(check, "gpu", "a device", lambda: Verdict("made here"))
-    verdicts.give(file)
-    for kept in (tmp_path / "here" / "fwpkm_jax" / "kernel_checks").iterdir():
-        kept.write_text("[]")  # No verdict: the check runs.
-    verdicts.verdict(planted.agrees, "gpu", "a device", lambda: Verdict("made again"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))
-    verdicts.verdict(planted.agrees, "gpu", "a device", lambda: Verdict("made there"))
-    assert verdicts.take(file) == 2
-
-    def again() -> Verdict:
-        raise AssertionError("the verdict travelled")
-
-    assert verdicts.verdict(planted.agrees, "gpu", "a device", again).failure == "made there"
-    assert verdicts.verdict(planted.differs, "gpu", "a device", again).failure == "made here"

@@ -114,9 +114,9 @@ def test_queries_that_stay_in_bfloat16_change_no_bit(query_norm, monkeypatch):
     found = []
     moved = fwpkm.move_keys
 
-    def recorded(keys, sequence, **how):
-        found.append(sequence.query.dtype)
-        return moved(keys, sequence, **how)
+    def recorded(keys, queries, *weights, **how):
+        found.append(queries.dtype)
+        return moved(keys, queries, *weights, **how)
 
     monkeypatch.setattr(fwpkm, "move_keys", recorded)
 
@@ -128,7 +128,7 @@ def test_queries_that_stay_in_bfloat16_change_no_bit(query_norm, monkeypatch):
         return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(params, x)
 
     narrow = results()
-    monkeypatch.setattr(FwPKM, "narrow_queries", False)
+    monkeypatch.setattr(FwPKM, "keeps_bfloat16_queries", False)
     wide = results()
     assert found == [jnp.bfloat16 if query_norm == "none" else jnp.float32, jnp.float32]
     jax.tree.map(np.testing.assert_array_equal, narrow, wide)

@@ -204,7 +204,7 @@ def test_initial_weights_have_their_stated_sizes():
         ({"key_dim": 3}, "key_dim=3 must be even"),
         ({"top_k": 5}, "top_k=5 must lie between 1 and num_subkeys=4"),
         ({"query_batch_norm": True}, "query_norm=True and query_batch_norm=True"),
-        ({"num_heads": 0}, "num_heads=0 and value_dim=3 must be at least 1"),
+        ({"num_heads": 0}, "num_heads=0 is too small"),
     ],
     ids=str,
 )

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from fwpkm_jax import memories
-from fwpkm_jax.memories import bucket
+from fwpkm_jax.memories import places
 from fwpkm_jax.memories import store as saved_memories
-from fwpkm_jax.stores import Store
-from fwpkm_jax.training.runs import store_lock
-from fwpkm_jax.training.runs.lock import LostLockError, RunInUseError
-from fwpkm_jax.training.runs.store_lock import StoreLock
+from fwpkm_jax.storage import lock
+from fwpkm_jax.storage.lock import Lock, LostLockError, RunInUseError
+from fwpkm_jax.storage.stores import Store
 from tests.memories.models import ONE, make_model, make_state
 from tests.memories.test_memories import Killed, assert_same, change
 from tests.training.runs.stores import a_store
@@ -33,8 +32,8 @@ def folder(request, monkeypatch):
 @pytest.fixture
 def quick(monkeypatch):
     """A lock is given up at once, as its holder is dead; none gives a sign of life."""
-    monkeypatch.setattr(store_lock, "SILENCE", 0.05)
-    monkeypatch.setattr(store_lock, "BEAT", 1000.0)
+    monkeypatch.setattr(lock, "SILENCE", 0.05)
+    monkeypatch.setattr(lock, "BEAT", 1000.0)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +107,7 @@ def test_a_bucket_gives_what_a_folder_gives(folder, model, state, tmp_path, monk
     for name in memories.names(folder):
         memories.delete(folder, name, keep_forks=True)
     assert Store(folder).sizes() == {}
-    assert bucket._open.places == {}
+    assert places._open.places == {}
 
 
 def dying(monkeypatch, number):
@@ -185,8 +184,8 @@ def test_a_kill_at_any_write_leaves_the_old_memory_or_the_new(folder, model, sta
 
 
 def test_a_second_session_is_refused_as_on_a_disk(folder, model, state, monkeypatch):
-    monkeypatch.setattr(store_lock, "SILENCE", 2.0)
-    monkeypatch.setattr(store_lock, "BEAT", 0.05)
+    monkeypatch.setattr(lock, "SILENCE", 2.0)
+    monkeypatch.setattr(lock, "BEAT", 0.05)
     with memories.hold(folder, "alice"):
         memories.save(folder, "alice", state, model=model)
         for call in (
@@ -203,7 +202,7 @@ def test_a_second_session_is_refused_as_on_a_disk(folder, model, state, monkeypa
 
 
 def test_a_session_that_lost_its_lock_writes_no_more(folder, model, state, monkeypatch):
-    monkeypatch.setattr(store_lock, "BEAT", 0.05)
+    monkeypatch.setattr(lock, "BEAT", 0.05)
     memories.save(folder, "alice", state, model=model)
     with memories.hold(folder, "alice"):
         Store(folder).remove("alice.lock")
@@ -288,12 +287,12 @@ def test_a_base_goes_after_the_last_memory_that_needs_it(folder, model, state, m
 
 
 def test_forks_and_deletes_wait_for_each_other(monkeypatch, model, state):
-    monkeypatch.setattr(store_lock, "SILENCE", 2.0)
-    monkeypatch.setattr(store_lock, "BEAT", 0.05)
+    monkeypatch.setattr(lock, "SILENCE", 2.0)
+    monkeypatch.setattr(lock, "BEAT", 0.05)
     with a_store("memory", monkeypatch) as folder:
         memories.save(folder, "alice", state, model=model)
-        held = StoreLock(Store(folder), name="bases/lock")
-        monkeypatch.setattr(bucket, "_LONGEST_WAIT", 0.0)
+        held = Lock(Store(folder), name="bases/lock")
+        monkeypatch.setattr(places, "_LONGEST_WAIT", 0.0)
         for call in (
             lambda: memories.fork(folder, "alice", "bob"),
             lambda: memories.restore(folder, "bob", "alice"),
@@ -302,7 +301,7 @@ def test_forks_and_deletes_wait_for_each_other(monkeypatch, model, state):
             with pytest.raises(RunInUseError, match=r"What memories in .* share is in use"):
                 call()
         memories.save(folder, "alice", state, model=model)
-        monkeypatch.setattr(bucket, "_LONGEST_WAIT", 60.0)
+        monkeypatch.setattr(places, "_LONGEST_WAIT", 60.0)
         waiting = threading.Timer(0.5, held.release)
         waiting.start()
         memories.fork(folder, "alice", "bob")
@@ -319,7 +318,7 @@ def test_a_list_reads_headers_alone_and_names_what_is_damaged(folder, model, sta
     store.write("notes.txt", b"mine")
     expected = [memories.describe(folder, name) for name in ("alice", "bob")]
     with monkeypatch.context() as patch:
-        patch.setattr(bucket, "_HEADER", 64)  # Headers are longer, and read in two steps.
+        patch.setattr(places, "_HEADER", 64)  # Headers are longer, and read in two steps.
         patch.setattr(Store, "download", None)
         found = memories.describe_all(folder)
         assert [found["alice"], found["bob"]] == expected

@@ -35,7 +35,7 @@ from fwpkm_jax.rules.matrix import MATRIX_RULES
 from fwpkm_jax.rules.matrix.base import Tokens
 from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.setup import check_chunk_size, check_documents
-from fwpkm_jax.training.runs.lock import RunLock
+from fwpkm_jax.storage.lock import Lock
 from fwpkm_jax.training.state import MemoryConfig
 from tests.memories.models import ONE, make_model, make_state
 
@@ -145,9 +145,9 @@ def a_file() -> Path:
 
 def lock_twice() -> None:
     directory = Path(tempfile.mkdtemp())
-    held = RunLock(directory)
+    held = Lock(directory)
     try:
-        RunLock(directory)
+        Lock(directory)
     finally:
         held.release()
 
@@ -343,7 +343,6 @@ RUNS = [
         "A run directory below a file",
         lambda: command("train", "--run_dir", a_file() / "run"),
     ),
-    Misuse("A misspelt option", lambda: command("train", "--model.fast_weight.chunk_sise", "8")),
     Misuse("A misspelt config", lambda: command("train", "recal")),
     Misuse(
         "A memory for each document that is carried from batch to batch",

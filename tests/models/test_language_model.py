@@ -235,7 +235,7 @@ def test_a_memory_of_another_model_is_refused():
         ({"memory_layers": (3,)}, r"memory_layers=\(3,\) must be distinct layers between 0 and 2"),
         ({"pkm_layers": (1, 1)}, r"pkm_layers=\(1, 1\) must be distinct"),
         ({"mixers": ()}, r"mixers=\(\) must name at least one"),
-        ({"model_dim": 0}, "model_dim=0 must be at least 1"),
+        ({"model_dim": 0}, "model_dim=0 is too small; use 1"),
         ({"head_init_std": 0.1}, "head_init_std=0.1 has no effect with tie_embeddings=True"),
     ],
 )

@@ -27,7 +27,7 @@ def examples():
 EXAMPLES = {test.name: test for test in examples()}
 LONGEST = {
     "fwpkm_jax.generation.generate.generate",
-    "fwpkm_jax.generation.seats.open_seats",
+    "fwpkm_jax.generation.continuous_batching.open_batch",
     "fwpkm_jax.layers.memories.fast_weight.FastWeight",
     "fwpkm_jax.models.language_model.LanguageModel",
 }

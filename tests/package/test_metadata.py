@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Modules whose distribution has another name.
 MODULES = {
-    "absl-py": "absl",
     "lm-eval": "lm_eval",
     "mistral-common": "mistral_common",
     "orbax-checkpoint": "orbax",
@@ -42,14 +41,23 @@ def test_everything_the_package_imports_is_a_declared_dependency():
     """Tests run with [dev] installed, a user's environment without it."""
     extras = PROJECT["optional-dependencies"]
     declared = [*PROJECT["dependencies"]]
-    for name in ("tokenizers", "data", "buckets", "lm-eval", "wandb"):  # Where asked for.
-        declared += extras[name]
+    for name in ("plots", "tensorboard", "tokenizers", "data", "hf", "buckets", "lm-eval", "wandb"):
+        declared += extras[name]  # Where asked for.
     known = {module_of(requirement) for requirement in declared}
+    known |= {"ml_dtypes", "scipy", "absl"}  # jax and grain require them.
+    known |= {"torch"}  # Reads its own files, where it is installed.
     known |= {"fwpkm_jax", "pallas_kernels", *sys.stdlib_module_names}
     for folder in ("fwpkm_jax", "pallas_kernels"):
         for path in sorted((ROOT / folder).glob("**/*.py")):
             unknown = set(imports(path)) - known
             assert not unknown, f"{path.relative_to(ROOT)} imports {unknown}"
+
+
+def test_few_packages_are_required_and_each_is_imported():
+    required = {module_of(line) for line in PROJECT["dependencies"]}
+    assert len(required) <= 10
+    used = {name for path in (ROOT / "fwpkm_jax").glob("**/*.py") for name in imports(path)}
+    assert required <= used
 
 
 def test_every_pip_finds_the_extras():

@@ -33,7 +33,13 @@ def test_every_public_name_is_there(module):
         _ = package.Nothing
 
 
-@pytest.mark.parametrize("module", ["fwpkm_jax", "fwpkm_jax.training"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "fwpkm_jax",
+        *(f"fwpkm_jax.{room}" for room in ("rules", "layers", "layers.mixers", "training")),
+    ],
+)
 def test_type_checkers_see_what_a_program_gets(module):
     """Names that are imported on first use stand once more where type checkers read them."""
     package = importlib.import_module(module)

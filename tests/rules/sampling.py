@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fwpkm_jax.core.chunks import AnyChunk, Memory, cast
 from fwpkm_jax.core.slots.options.retention import Retention
-from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.core.streams.pending import Signals
 from fwpkm_jax.rules import AbstractRule, FwPKM
 from fwpkm_jax.rules.registry import RulesOf
 from fwpkm_jax.testing.rule_case import sample_signals

@@ -11,7 +11,7 @@ import pytest
 
 from fwpkm_jax.core.streams import streaming
 from fwpkm_jax.core.streams.flush import flush
-from fwpkm_jax.core.streams.queue import init_pending
+from fwpkm_jax.core.streams.pending import Signals, init_pending
 from fwpkm_jax.rules import FwMLP
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
 
@@ -65,7 +65,7 @@ def test_the_update_written_out(loss, clip):
 def test_padding_neither_dilutes_a_write_nor_decays_the_weights():
     """Right-padded sequences leave the memory that the same sequences leave without padding."""
     signals = sample_signals(RULE, length=6)
-    padded = streaming.Signals(
+    padded = Signals(
         *(np.concatenate([x, np.zeros(x[:, :1].shape).repeat(9, 1)], axis=1) for x in signals)
     )
     run = jax.jit(functools.partial(RULE.run, chunk_size=5))
@@ -134,7 +134,7 @@ def test_the_mean_target_averages_all_values_up_to_the_lookahead():
 
 
 def test_an_empty_layer_is_refused():
-    with pytest.raises(ValueError, match="hidden_dim=0 must be at least 1"):
+    with pytest.raises(ValueError, match="hidden_dim=0 is too small"):
         FwMLP(hidden_dim=0)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
-from fwpkm_jax.rules.matrix import Tokens
+from fwpkm_jax.rules.matrix import MATRIX_RULES, Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs
 from fwpkm_jax.rules.matrix.comba import Comba
 from fwpkm_jax.rules.matrix.deltanet import DeltaNet
@@ -220,7 +220,7 @@ def test_a_short_key_cannot_make_falcons_step_longer_than_half_the_memory():
     ],
 )
 def test_settings_that_break_a_rule_are_refused(make):
-    with pytest.raises(ValueError, match=r"leave it at|must be"):
+    with pytest.raises(ValueError, match=r"leave it at|must be|is too small"):
         make()
 
 
@@ -316,3 +316,37 @@ def test_longhorn_leaves_the_memory_where_its_objective_is_least():
     after = Longhorn().write(before, token)
     np.testing.assert_allclose(slope(after), np.zeros((4, 3)), atol=1e-12)
     assert np.max(np.abs(slope(before))) > 0.1
+
+
+@pytest.mark.parametrize("name", [n for n, rule in MATRIX_RULES.items() if rule.decay != "none"])
+@jax.enable_x64(False)
+def test_a_decay_near_1_forgets_the_right_share_in_single_precision(name):
+    """By the loss: of rows that the key does not touch, a step takes `1 - exp(log_decay)`."""
+    rule = MATRIX_RULES[name]()
+    writes = (rule.steps,) if rule.steps > 1 else ()
+    token = Tokens(
+        query=jnp.ones(4),
+        key=jnp.zeros((*writes, 4)).at[..., 0].set(1.0),
+        value=jnp.zeros((*writes, 3)),
+        log_decay=jnp.full((4,) if rule.decay == "key" else (), -1e-6),
+        strength=jnp.full(writes + {"key": (4,), "value": (3,)}.get(rule.strength, ()), 0.5)
+        if rule.no_strength == 0
+        else jnp.zeros(()),
+    )
+    state = jax.tree.map(lambda x: x[0, 0], rule.init(1, 1, 4, 3, dtype=jnp.float32))
+    matrix = jnp.ones_like(rule.matrix(state)).at[0].set(0.0)
+    steps = (x.step_size * jax.grad(x.loss)(matrix) for x in rule.losses(state, token))
+    np.testing.assert_allclose(sum(steps)[1:], -np.expm1(-1e-6), rtol=1e-5)
+
+
+@jax.enable_x64(False)
+def test_gated_rfa_writes_the_right_share_near_1_token_by_token_and_in_chunks():
+    tokens = cast(sample_tokens(GatedRFA()), jnp.float32)
+    slow = tokens._replace(log_decay=jnp.full_like(tokens.log_decay, -1e-7))
+    start = 0 * GatedRFA().run(slow).final_state
+    after = GatedRFA().recurrent(jax.tree.map(lambda x: x[:, :1], slow), start).final_state
+    weights = np.asarray(after)[..., -1] / np.asarray(slow.key)[:, 0]
+    np.testing.assert_allclose(weights, -np.expm1(-1e-7), rtol=1e-5)
+    np.testing.assert_allclose(
+        GatedRFA().recurrent(slow).final_state, GatedRFA().run(slow).final_state, rtol=1e-5
+    )

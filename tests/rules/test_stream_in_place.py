@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fwpkm_jax.core.chunks import map_own
+from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.core.streams import streaming
-from fwpkm_jax.core.streams.queue import init_pending
-from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.core.streams.pending import Signals, init_pending
 from fwpkm_jax.core.targets import WriteWeights
 from fwpkm_jax.rules import FwPKM
 
@@ -27,7 +26,7 @@ def compiled_push(length, *, groups=1, capacity=None):
     memory, one = jax.tree.map(lambda x: x[None], (memory, one))
     if capacity is not None:
         memory = RULE.overlay(memory, memory, capacity=capacity)
-    memory, one = map_own(lambda x: jnp.repeat(x, groups, axis=0), (memory, one))
+    memory, one = map_unshared(lambda x: jnp.repeat(x, groups, axis=0), (memory, one))
     pending = init_pending(one, CHUNK + RULE.lookahead)
     piece = jax.tree.map(lambda x: jnp.repeat(x, length, axis=2), one)
 

@@ -181,7 +181,7 @@ def test_a_bounded_gradient_keeps_its_direction_and_an_orthogonal_step_its_space
     ("options", "message"),
     [
         ({"depth": 5}, "depth=5 must lie between 1 and 4"),
-        ({"write_size": 0}, "write_size=0 must be at least 1"),
+        ({"write_size": 0}, "write_size=0 is too small"),
         ({"momentum_order": -1}, "momentum_order=-1"),
         ({"key_dim": 3}, "keys of width 3 to values of width 4"),
     ],

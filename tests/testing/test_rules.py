@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.rules.matrix import DeltaNet
+from fwpkm_jax.rules.matrix.deltanet import DeltaNet
 from fwpkm_jax.testing import check_rule, rule_documents, rule_properties
 from fwpkm_jax.testing.rule_documents import DOCUMENT_PROPERTIES
 from tests.testing.small_rule import SmallRule, ThawedRule

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.analysis.collectives import collectives
+from benchmarks.compiled.collectives import collectives
 from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.layers.experts import ExpertsConfig
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
@@ -105,7 +105,7 @@ def whole_model() -> ModelConfig:
 
 
 def family_model() -> ModelConfig:
-    """The rest of the family: matrix memories, Titans' wirings, a Fast Weight Layer, retention."""
+    """The rest of the family: matrix memories, Titans' variants, a Fast Weight Layer, retention."""
     small = small_model()
     retention = Retention(hardening=0.5, relocation=1.0)
     rule = dataclasses.replace(small.fast_weight.rule, retention=retention)

@@ -13,10 +13,10 @@ from fwpkm_jax.interchange import start_run
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.run import load_run, setup
 from fwpkm_jax.run.train import resume_experiment, train
-from fwpkm_jax.stores import Store
+from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.restore import UnreadBaseError
-from fwpkm_jax.training.runs.mirror import local_copy
+from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.training.state import MemoryConfig, init_state, named_leaves
 from tests.training.runs.stores import KINDS, a_store
 from tests.training.tiny_config import get_config
@@ -70,7 +70,7 @@ def test_only_the_checkpoints_that_are_needed_are_copied(monkeypatch):
         store = Store(address)
         store.write("checkpoints/7.json", store.read("checkpoints/0.json"))
         for chosen, steps in (("all", {"0", "7"}), ("newest", {"7"}), ("none", set()), (0, {"0"})):
-            with local_copy(address, chosen) as folder:
+            with run_folder(address, chosen) as folder:
                 assert {x.name for x in folder.glob("checkpoints/*")} == steps
                 assert (folder / "config.json").exists()
 

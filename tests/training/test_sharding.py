@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.parameters import declare, parameter
 from fwpkm_jax.layers.partition import MeshConfig, Partition
-from fwpkm_jax.models.paper import TABLE_1, paper_model
 from fwpkm_jax.models.sharding import parameter_shardings, parameter_spec
+from fwpkm_jax.paper.models import TABLE_1, paper_model
 from fwpkm_jax.rules import FwMLP
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training.sharding import check_mesh, make_partition
@@ -194,7 +194,7 @@ def test_a_mesh_of_another_size_than_the_machine_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"mesh\.data=2 x mesh\.fsdp=2 .* 4 devices.* are 1 \(cpu"):
         train(experiment)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="model=0 must be at least 1"):
+    with pytest.raises(ValueError, match="model=0 is too small; use 1"):
         MeshConfig(model=0)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from fwpkm_jax.evaluation import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.display.tables import Record, format_table
 from fwpkm_jax.evaluation.option_checks import check_least
-from fwpkm_jax.evaluation.readers.documents import read_document
+from fwpkm_jax.evaluation.readers.document_reader import read_document
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.sources import capped, files_of, missing_text, text_sources
 
@@ -19,8 +19,6 @@ PASSES = ("writing", "frozen")
 class RepeatsConfig:
     """Loss on repeated and on new phrases."""
 
-    data: tuple[str, ...] = ()
-    """Files or folders of text. Empty: the run's validation text."""
     context: int = 3
     """Tokens before a token that make a phrase with it."""
     max_documents: int | None = None
@@ -51,7 +49,7 @@ def evaluate(subject: Subject, options: RepeatsConfig) -> Outcome:
     Numbers are `tokens`, `writing` and `frozen`, each with `repeated` and `new`; a loss is None if
     there is no such token. Arrays hold every token's loss and whether its phrase is repeated.
     """
-    sources, length = text_sources(subject.text, options.data), subject.text.length
+    sources, length = text_sources(subject.text), subject.text.length
     arrays: dict[str, np.ndarray] = {}
     for name in PASSES:
         reader = StreamReader(
@@ -59,6 +57,7 @@ def evaluate(subject: Subject, options: RepeatsConfig) -> Outcome:
             subject.first_memory,
             write=name == "writing",
             piece_length=length,
+            fast_weight_dtype=subject.fast_weight_dtype,
             partition=subject.partition,
         )
         losses, phrases = [], []
@@ -102,5 +101,5 @@ REPEATS = Evaluation(
         "them stood in the document before; a memory of the text helps where they did."
     ),
     table=table,
-    missing=lambda subject, options: missing_text(subject.text, options.data),
+    missing=lambda subject, options: missing_text(subject.text),
 )

@@ -7,8 +7,8 @@ import pytest
 from own_evaluation import REPEATS, RepeatsConfig
 from own_evaluation.repeats import repeated
 
-from fwpkm_jax.cli import eval_command, report_command
-from fwpkm_jax.evaluation import PerplexityConfig, streaming_perplexity
+from fwpkm_jax.cli import main
+from fwpkm_jax.evaluation import EVALS, PerplexityConfig
 from fwpkm_jax.evaluation.sources import text_sources
 from fwpkm_jax.run.evaluate import subject_of
 from fwpkm_jax.run.load import load_run
@@ -24,12 +24,11 @@ def test_both_kinds_together_are_what_perplexity_scores(run):
     subject = subject_of(load_run(run), name="tiny")
     result = REPEATS.run(subject, RepeatsConfig(context=2))
     sources = text_sources(subject.text)
-    whole = streaming_perplexity(
+    whole = EVALS["ppl"].of_model(
         subject.model,
         subject.memory,
-        config=PerplexityConfig(),
+        config=PerplexityConfig(segment_length=subject.text.length),
         sources=sources,
-        segment_length=subject.text.length,
     )
     for name in ("writing", "frozen"):
         ours, theirs = (one.arrays[f"loss_{name}"] for one in (result, whole))
@@ -45,12 +44,12 @@ def test_both_kinds_together_are_what_perplexity_scores(run):
 
 def test_the_command_knows_it_and_the_report_shows_it(run, capsys):
     options = ["--suite", "repeats", "--repeats.context", "1"]
-    assert eval_command.main([str(run), "--plugins", "own_evaluation", *options]) == 0
+    assert main(["eval", str(run), "--plugins", "own_evaluation", *options]) == 0
     assert "loss, writing" in capsys.readouterr().out
     record = json.loads((run / "results" / "repeats.json").read_text())
     assert record["config"]["context"] == 1
     assert REPEATS.title in (run / "results" / "report.html").read_text()
-    assert report_command.main([str(run)]) == 0
+    assert main(["report", str(run)]) == 0
 
 
 def test_options_out_of_range_are_refused():

@@ -80,6 +80,7 @@ def ring_attention(
             "bqhrd,bkhd->bhrqk", query, keys.astype(key.dtype), preferred_element_type=dtype
         )
         at, key_at = positions[:, :, None], key_positions[:, None, :]
+        # Entries older than the ring are still in it until they are overwritten.
         seen = (key_at >= 0) & (key_at <= at) & (key_at > at - capacity)
         if documents is not None:
             seen &= documents[:, :, None] == numbers[:, None, :]

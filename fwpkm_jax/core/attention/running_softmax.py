@@ -58,7 +58,9 @@ def add_keys(
     dtype = sums.value.dtype
     scores = jnp.where(seen, scores, lowest(dtype))
     highest = jnp.maximum(sums.highest, jnp.max(scores, axis=-1))
+    # Earlier sums are relative to a lower score; at most 1, so that nothing overflows.
     rescale = jnp.exp(sums.highest - highest)
+    # Without a seen key all scores equal the highest, and exp(0) would count them.
     weights = jnp.where(seen, jnp.exp(scores - highest[..., None]), 0)
     new = jnp.einsum(
         "bhrqk,bkhd->bhrqd", weights.astype(value.dtype), value, preferred_element_type=dtype

@@ -9,7 +9,7 @@ their document's number, and a query sees the keys of its own; positions then st
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,6 +120,7 @@ def masked_attention(
     query = query.reshape(batch, queries, kv_heads, heads // kv_heads, head)
     scores = jnp.einsum("bqhrd,bkhd->bhrqk", query, key, preferred_element_type=dtype)
     at, key_at = query_positions[:, :, None], key_positions[:, None, :]
+    # Causality by position, so that caches and padding need no masks of their own.
     seen = (key_at >= 0) & (key_at <= at)
     if window is not None:
         seen &= key_at > at - window
@@ -133,6 +134,7 @@ def masked_attention(
     seen = seen[:, None, None]
     # A finite score for hidden keys, so that a row without any seen key has no NaN in it.
     scores = jnp.where(seen, scores * head**-0.5, 0.5 * jnp.finfo(dtype).min)
+    # Again, because a row without any key would have equal weights.
     weights = jnp.where(seen, jax.nn.softmax(scores, axis=-1), 0).astype(value.dtype)
     output = jnp.einsum("bhrqk,bkhd->bqhrd", weights, value, preferred_element_type=dtype)
     return output.reshape(batch, queries, heads, head).astype(value.dtype)
@@ -163,6 +165,7 @@ def query_block_attention(
         x = jnp.pad(x, widths, constant_values=fill)
         return jnp.moveaxis(x.reshape(batch, -1, block, *x.shape[2:]), 1, 0)
 
+    # Within a loop nothing could be shared, so that no barrier against it is needed.
     @partial(jax.checkpoint, prevent_cse=False)
     def attend(part):
         query, positions, documents = part
@@ -185,7 +188,7 @@ def cudnn_attention(
     positions: Int[Array, "batch length"],
     window: int | None,
 ) -> Float[Array, "batch length heads head"]:
-    """`masked_attention` within whole sequences by cuDNN's fused kernel, on an NVIDIA GPU.
+    """`masked_attention` within whole sequences by cuDNN's fused kernel, where nothing refuses it.
 
     Args:
       query: `[batch, length, heads, head]`, bfloat16 or float16.
@@ -193,12 +196,8 @@ def cudnn_attention(
       value: `[batch, length, kv_heads, head]`.
       positions: 0, 1, 2, ... for real tokens, which come first; -1 behind them.
       window: as in `masked_attention`.
-
-    Raises:
-      ValueError: cuDNN has no such attention, or this is no GPU; the reason is named.
     """
-    if refusal := cudnn_refusal(query):
-        raise ValueError(f"cuDNN attention does not run here: {refusal}; use backend='xla'.")
+    # cuDNN counts the tokens to the left, without the query's own.
     local = None if window is None else (window - 1, 0)
     output = jax.nn.dot_product_attention(
         query, key, value, is_causal=True, local_window_size=local, implementation="cudnn"
@@ -207,15 +206,19 @@ def cudnn_attention(
     return jnp.where((positions >= 0)[:, :, None, None], output, 0)
 
 
-def cudnn_refusal(query: jax.Array) -> str | None:
-    """Why cuDNN cannot attend with such queries on this machine, or None."""
-    if jax.default_backend() != "gpu":
-        return f"the device is a {jax.default_backend()}"
-    if query.dtype not in (jnp.bfloat16, jnp.float16):
-        return f"activations are {query.dtype}, not bfloat16 or float16"
-    if query.shape[-1] % 8 or query.shape[-1] > 128:
-        return f"heads of width {query.shape[-1]} are not a multiple of 8 up to 128"
-    return None
+def cudnn_refusal(query: jax.Array, persistent: Any = None, documents: Any = None) -> str | None:
+    """Why cuDNN cannot attend with such queries and rows on this machine, or None."""
+    device, width = jax.default_backend(), query.shape[-1]
+    reasons = {
+        "it takes no persistent keys": persistent is not None,
+        "it takes no documents": documents is not None,
+        f"the device is a {device}": device != "gpu",
+        f"activations are {query.dtype}, not bfloat16 or float16": (
+            query.dtype not in (jnp.bfloat16, jnp.float16)
+        ),
+        f"heads of width {width} are not a multiple of 8 up to 128": width % 8 or width > 128,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def whole_sequence_attention(
@@ -244,36 +247,68 @@ def whole_sequence_attention(
         document, in which positions start at 0. In plain JAX only.
 
     Raises:
-      ValueError: see `cudnn_attention`; or cuDNN was asked for with persistent keys or documents.
+      ValueError: cuDNN was asked for and does not run here; the reason is named.
     """
-    for name, given in {"persistent keys": persistent, "documents": documents}.items():
-        if given is not None:
-            if backend == "cudnn":
-                raise ValueError(f"cuDNN attention takes no {name}; use backend='xla'.")
-            backend = "xla"
-    if backend == "auto":
-        refusal = cudnn_refusal(query)
-        backend = "xla" if refusal else "cudnn"
-        if refusal and jax.default_backend() == "gpu":
+    if backend != "xla":
+        refusal = cudnn_refusal(query, persistent, documents)
+        if refusal is None:
+            return cudnn_attention(query, key, value, positions=positions, window=window)
+        if backend == "cudnn":
+            raise ValueError(f"cuDNN attention does not run here: {refusal}; use backend='xla'.")
+        if jax.default_backend() == "gpu":
             _LOGGER.warning("Attention in plain JAX, not by cuDNN: %s.", refusal)
-    if backend == "cudnn":
-        return cudnn_attention(query, key, value, positions=positions, window=window)
-    length, key_positions, key_documents = query.shape[1], positions, documents
+    key_positions = positions
+    if window is not None and query.shape[1] > 2 * window:
+        # Blocks of a window look back on the block before; before the first there is none.
+        earlier = ((0, 0), (window, 0), (0, 0), (0, 0))
+        key, value = jnp.pad(key, earlier), jnp.pad(value, earlier)
+        key_positions = jnp.pad(positions, earlier[:2], constant_values=-1)
+    return attend_causally(
+        *(query, key, value),
+        positions=positions,
+        key_positions=key_positions,
+        window=window,
+        persistent=persistent,
+        documents=documents,
+    )
+
+
+def attend_causally(
+    query: Float[Array, "batch queries heads head"],
+    key: Float[Array, "batch keys kv_heads head"],
+    value: Float[Array, "batch keys kv_heads head"],
+    *,
+    positions: Int[Array, "batch queries"],
+    key_positions: Int[Array, "batch keys"],
+    window: int | None,
+    persistent: Persistent | None = None,
+    documents: Int[Array, "batch queries"] | None = None,
+) -> Float[Array, "batch queries heads head"]:
+    """`masked_attention` of tokens to earlier ones and themselves, in blocks where they are many.
+
+    Args:
+      query: as in `masked_attention`.
+      key: of earlier tokens, then of the queries' own. Of more than two windows of queries there
+        are `window` earlier ones, as `blockwise_attention` takes them.
+      value: as `key`.
+      positions: of the queries.
+      key_positions: as in `masked_attention`.
+      window: as in `masked_attention`.
+      persistent: keys and values of tokens before every document.
+      documents: how many documents have started up to each query; earlier tokens are of document 0.
+    """
+    length = query.shape[1]
     attend: Callable[..., jax.Array] = masked_attention
+    # Two blocks of keys for each block of queries pay only where there are more than two.
     if window is not None and length > 2 * window:
         attend = blockwise_attention
-        widths = ((0, 0), (window, 0), (0, 0), (0, 0))
-        key, value = jnp.pad(key, widths), jnp.pad(value, widths)
-        key_positions = jnp.pad(positions, widths[:2], constant_values=-1)
-        key_documents = None if documents is None else jnp.pad(documents, widths[:2])
     elif length > _WHOLE_LENGTH:
         attend = partial(query_block_attention, block=_WHOLE_LENGTH // 2)
     num_persistent = 0
     if persistent is not None:
         key, value, key_positions = in_front(persistent, key, value, key_positions)
         num_persistent = persistent.key.shape[0]
-        if key_documents is not None:
-            key_documents = jnp.pad(key_documents, ((0, 0), (num_persistent, 0)))
+    before = ((0, 0), (key.shape[1] - length, 0))
     return attend(
         query,
         key,
@@ -283,7 +318,7 @@ def whole_sequence_attention(
         window=window,
         num_persistent=num_persistent,
         query_documents=documents,
-        key_documents=key_documents,
+        key_documents=None if documents is None else jnp.pad(documents, before),
     )
 
 
@@ -364,6 +399,7 @@ def blockwise_attention(
         first, x = x[:, :num_persistent], pad(x[:, num_persistent:], fill)
         x = x.reshape(batch, blocks + 1, window, *x.shape[2:])
         first = jnp.broadcast_to(first[:, None], (batch, blocks, *first.shape[1:]))
+        # A window of this size reaches back into the block before, and no further.
         x = jnp.concatenate([first, x[:, :-1], x[:, 1:]], axis=2)
         return x.reshape(batch * blocks, num_persistent + 2 * window, *x.shape[3:])
 

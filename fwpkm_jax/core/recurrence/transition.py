@@ -125,6 +125,7 @@ def delta_transition(
     """
     dtype = compute_dtype(key.dtype, value.dtype)
     batch, _, heads, width = key.shape
+    # A linear map is known by what it makes of the identity.
     start, value = beside_identity(value.astype(dtype), width)
     length = key.shape[1] if log_decay is None else log_decay.shape[1]
     end = chunk_recurrence(
@@ -164,5 +165,6 @@ def before_part(transition: Any, state: Any, *, axis: SequenceAxis) -> Any:
       axis: over which the sequence lies.
     """
     earlier = parts_before(transition, lambda one, other: one.then(other), axis=axis)
+    # The first device has no part before it: its memory is the given one.
     found = earlier.after(state)
     return jax.tree.map(lambda new, old: jnp.where(axis.index > 0, new, old), found, state)

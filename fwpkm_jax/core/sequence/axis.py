@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from fwpkm_jax.core.array_types import TokenMask
-from fwpkm_jax.core.documents import document_numbers
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class SequenceAxis:
         pairs = [(source, (source + 1) % self.size) for source in range(self.size)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.name, pairs), tree)
 
-    def deal_chunks(self, x: jax.Array, chunk_size: int, *, dim: int) -> jax.Array:
+    def interleave_chunks(self, x: jax.Array, chunk_size: int, *, dim: int) -> jax.Array:
         """An equal share of each chunk of the whole sequence, in place of whole chunks.
 
         A device sends all of its tokens but the share that it keeps.
@@ -56,7 +55,7 @@ class SequenceAxis:
         return dealt.reshape(x.shape)
 
     def collect_chunks(self, x: jax.Array, chunk_size: int, *, dim: int) -> jax.Array:
-        """The inverse of `deal_chunks`."""
+        """The inverse of `interleave_chunks`."""
         share = chunk_size // self.size
         shares = x.reshape(*x.shape[:dim], -1, share, *x.shape[dim + 1 :])
         whole = jax.lax.all_to_all(
@@ -81,7 +80,7 @@ class SequenceAxis:
         return jax.tree.map(send, tree)
 
 
-class Places(NamedTuple):
+class Positions(NamedTuple):
     """Where the tokens of a part stand in their sequence.
 
     Attributes:
@@ -93,14 +92,14 @@ class Places(NamedTuple):
     numbers: Int[Array, "batch length"] | None
 
 
-def places_of_part(
+def positions_of_part(
     starts: Bool[Array, "batch length"] | None,
     *,
     axis: SequenceAxis,
     shape: tuple[int, ...],
     first: Int[Array, " batch"] | None = None,
     mask: TokenMask | None = None,
-) -> Places:
+) -> Positions:
     """Positions and document numbers of this device's tokens, counted over the whole sequence.
 
     Devices exchange two numbers per sequence, and one more with a mask.
@@ -122,11 +121,15 @@ def places_of_part(
         place = before[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - real
     going_on = place if first is None else place + first[:, None]
 
-    def of(positions: jax.Array, numbers: jax.Array | None) -> Places:
-        return Places(positions if mask is None else jnp.where(mask != 0, positions, -1), numbers)
+    def of(positions: jax.Array, numbers: jax.Array | None) -> Positions:
+        return Positions(
+            positions if mask is None else jnp.where(mask != 0, positions, -1), numbers
+        )
 
     if starts is None:
         return of(going_on, None)
+    from fwpkm_jax.core.documents import document_numbers
+
     numbers = document_numbers(starts)
     latest = jax.lax.cummax(jnp.where(starts, place, -1), axis=1)
     every = jax.lax.all_gather((numbers[:, -1], latest[:, -1]), axis.name)  # [parts, batch]

@@ -5,8 +5,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import last_rows
-from fwpkm_jax.core.sequence.axis import SequenceAxis, places_of_part
-from fwpkm_jax.core.sequence.edges import tokens_before
+from fwpkm_jax.core.sequence.axis import SequenceAxis, positions_of_part
+from fwpkm_jax.core.sequence.halo import halo_exchange
 
 
 def causal_convolution(
@@ -82,11 +82,11 @@ def inputs_before(
       counts: real tokens of the part, which come first; None: all are real.
     """
     if starts is None:
-        return tokens_before(x, first, axis=axis, counts=counts)
-    numbers = places_of_part(starts, axis=axis, shape=starts.shape).numbers
+        return halo_exchange(x, first, axis=axis, counts=counts)
+    numbers = positions_of_part(starts, axis=axis, shape=starts.shape).numbers
     assert numbers is not None, "starts give numbers"
     no_document = jnp.zeros(first.shape[:2], numbers.dtype)
-    inputs, numbers = tokens_before((x, numbers), (first, no_document), axis=axis, counts=counts)
+    inputs, numbers = halo_exchange((x, numbers), (first, no_document), axis=axis, counts=counts)
     return jnp.where((numbers == numbers[:, -1:])[:, :, None], inputs, 0)
 
 

@@ -112,6 +112,7 @@ def _backward(axis, window, residuals, cotangent):
     queries, keys = _queries(query, own, ids, window), Keys(*own, *ids)
     dtype = mean.dtype
     cotangent = cotangent.reshape(queries.query.shape)
+    # The softmax's backward pass needs the sum of weight times slope: it is this product.
     met = jnp.einsum("bqhrd,bhrqd->bhrq", cotangent.astype(dtype), mean)
     back = _Back(cotangent, log_sum, met)
     query_gradient, first_gradient = jnp.zeros(queries.query.shape, dtype), None
@@ -127,6 +128,7 @@ def _backward(axis, window, residuals, cotangent):
         query_gradient, gradients = _gradients_if_earlier(
             query_gradient, gradients, queries, keys, back, hop, axis
         )
+        # The gradients of keys travel with their keys and arrive at home after a whole round.
         return (query_gradient, coming, axis.rotate(gradients)), None
 
     zeros = tuple(jnp.zeros(x.shape, dtype) for x in own)
@@ -195,6 +197,8 @@ def _gradients(query_gradient: jax.Array, queries: _Queries, keys: Keys, back: _
 
     def add(query_gradient, keys):
         scores, seen = queries.scores(keys, dtype)
+        # The weights once more, from the sum that the forward pass kept; nothing of their size is
+        # stored.
         weights = jnp.where(seen, jnp.exp(scores - back.log_sum[..., None]), 0)
         value_gradient = jnp.einsum("bhrqk,bqhrd->bkhd", weights, back.cotangent.astype(dtype))
         slope = jnp.einsum(

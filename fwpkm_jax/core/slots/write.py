@@ -8,8 +8,8 @@ read. Then, for the values (Eqs. 13 to 17):
     s[t, p] = -eta w[t, p] / max(n[i[t, p]], 1)               `ValueWrite.steps`
     V[i]   += sum of s[t, p] e[t] over the places that read slot i     `values.rows.add_rows`
 
-with eta the product of `step_size` and `learning_rate` (`with_rate_in_steps`). For the sub-keys
-(Eq. 18), with P the softmax of each query's scores over the sub-keys it chose:
+with eta the `step_size`, of which the learning rate is a part. For the sub-keys (Eq. 18), with P
+the softmax of each query's scores over the sub-keys it chose:
 
     p[j]    = mean of P[t, j] over tokens and heads           `sub_key_usage`
     L       = sum of p[j] log(p[j] + 1e-8)                    `usage_loss`
@@ -27,14 +27,14 @@ References: Zhao and Jones 2026, arXiv:2601.00671.
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenWeights, ValueTable
-from fwpkm_jax.core.chunks import Cut
+from fwpkm_jax.core.chunks import ChunkSizeTag
 from fwpkm_jax.core.slots.keys.addressing import Address, Score, SubKeyChoice, split_halves
 from fwpkm_jax.core.slots.keys.sums import add_to_sub_keys, sub_key_totals
 
@@ -58,7 +58,7 @@ class SlotChunk(NamedTuple):
     counted: jax.Array
     addressed: jax.Array
     factor: jax.Array | None = None
-    cut: Cut | None = None
+    cut: ChunkSizeTag | None = None
 
     @property
     def error_weight(self) -> jax.Array:
@@ -93,7 +93,8 @@ class ValueWrite:
     Attributes:
       step_size: multiplies the mean error of a slot; heads * top_k makes one write move a typical
         prediction by about its whole error, since the mean read weight is the reciprocal.
-      learning_rate: multiplies the step after clipping.
+      learning_rate: multiplies the step after clipping; 1 for a write that only adds to rows, whose
+        `step_size` has it.
       clip: bound on each element of the gradient, or None. Needs the gradient of the whole table.
       weight_decay: adds this multiple of the table to the gradient; needs the whole table.
     """
@@ -127,11 +128,6 @@ class ValueWrite:
           counts: n, how often the chunk reads each place's slot.
         """
         return -self.step_size * weights / jnp.maximum(counts, 1.0)
-
-    def with_rate_in_steps(self) -> "ValueWrite":
-        """The same sparse write as executors take it, which add `steps` to rows as they are."""
-        step_size = self.learning_rate * self.step_size
-        return dataclasses.replace(self, step_size=step_size, learning_rate=1.0)
 
     def dense_step(self, values: ValueTable, gradient: ValueTable) -> ValueTable:
         """The table after a write whose gradient is known for all slots."""
@@ -194,13 +190,17 @@ def sub_key_access(
 
 def _softmax(scores: Float[Array, "*queries top_k"]) -> Float[Array, "*queries top_k"]:
     """The softmax of scores of which the first is the best."""
+    # Scores are sorted, so the first is the largest and no reduction looks for it.
     parts = jnp.exp(scores - jax.lax.stop_gradient(scores[..., :1]))
     return parts / _sum_of_places(parts)
 
 
 def _sum_of_places(x: Float[Array, "*queries top_k"]) -> Float[Array, "*queries 1"]:
     """Sums one place after the other: a GPU computes this with what follows, and no reduction."""
-    return sum((x[..., place : place + 1] for place in range(1, x.shape[-1])), x[..., :1])
+    total = x[..., :1]
+    for place in range(1, x.shape[-1]):
+        total = total + x[..., place : place + 1]
+    return total
 
 
 def _weight(usage: SubKeyUsage) -> jax.Array:
@@ -240,17 +240,21 @@ def usage_slopes(usage: SubKeyUsage) -> Float[Array, "2 subkeys"]:
 
 
 def of_chosen(
-    of_sub_keys: Float[Array, "*heads 2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
+    of_sub_keys: Float[Array, "2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
 ) -> Float[Array, "tokens heads 2 top_k"]:
-    """The number of each chosen sub-key; without an axis of heads these share the numbers."""
-    codebook = jnp.arange(2)[:, None]
-    if of_sub_keys.ndim == 2:
-        return of_sub_keys[codebook, sub_key_ids]
+    """The number of each chosen sub-key, where the heads share the numbers."""
+    return of_sub_keys[jnp.arange(2)[:, None], sub_key_ids]
+
+
+def of_chosen_by_head(
+    of_sub_keys: Float[Array, "heads 2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
+) -> Float[Array, "tokens heads 2 top_k"]:
+    """The number of each chosen sub-key, where each head has numbers of its own."""
     head = jnp.arange(of_sub_keys.shape[0])[:, None, None]
-    return of_sub_keys[head, codebook, sub_key_ids]
+    return of_sub_keys[head, jnp.arange(2)[:, None], sub_key_ids]
 
 
-def addressing_pulls(
+def addressing_coefficients(
     scores: Float[Array, "tokens heads 2 top_k"],
     slopes: Float[Array, "tokens heads 2 top_k"],
     token_weights: TokenWeights,
@@ -267,11 +271,12 @@ def addressing_pulls(
     """
     if probabilities is None:
         probabilities = _softmax(scores)
+    # The softmax moves a share only against the mean of the others.
     centred = slopes - _sum_of_places(probabilities * slopes)
     weights = token_weights[:, None, None, None] / _weight(usage)
-    pulls = weights * probabilities * centred  # dL / dscore
+    coefficients = weights * probabilities * centred  # dL / dscore
     # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
-    return 2.0 * pulls * jnp.exp(scores) if score == "idw" else pulls
+    return 2.0 * coefficients * jnp.exp(scores) if score == "idw" else coefficients
 
 
 def addressing_gradient(
@@ -302,15 +307,16 @@ def addressing_gradient(
     if usage is None:
         usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
     slopes = of_chosen(usage_slopes(usage), address.sub_key_ids)
-    coefficients = addressing_pulls(
+    coefficients = addressing_coefficients(
         address.sub_key_scores, slopes, token_weights, usage, score=score
     )
     halves = split_halves(queries)
-    pulls = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
+    gradient: Any = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
     if score == "dot":
-        return pulls
+        return gradient
+    # sum c (q - k) = sum c q - (sum c) k: no difference is formed for each token.
     totals = sub_key_totals(coefficients, address.sub_key_ids, num_subkeys)
-    return pulls - totals[..., None] * keys
+    return gradient - totals[..., None] * keys
 
 
 @dataclass(frozen=True, kw_only=True)

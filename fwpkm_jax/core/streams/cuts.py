@@ -45,12 +45,14 @@ def in_chunks(
         return _from_the_first(within, state, tokens, count, chunk)
     if length == 1:
         return within(state, tokens, count)
+    # A piece reaches one chunk more than it fills if it begins inside one.
     width, number = min(chunk, length), -(-(chunk - 1 + length) // chunk)
     offset = position % chunk
     steps = jnp.arange(width, dtype=jnp.int32)[None]
 
     def read(state: State, index: jax.Array) -> tuple[State, Any]:
         """The tokens of each group's chunk of this index."""
+        # Groups differ in their offset, so the same index cuts each of them elsewhere.
         end = (index + 1) * chunk - offset
         start = jnp.maximum(end - chunk, 0)
         own = jnp.clip(jnp.minimum(end, count) - start, 0, width)
@@ -61,6 +63,7 @@ def in_chunks(
             _, out = jax.eval_shape(within, state, piece, own)
             return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), out)
 
+        # A chunk that no group reaches costs nothing.
         return jax.lax.cond(jnp.any(own > 0), lambda: within(state, piece, own), skip)
 
     state, out = jax.lax.scan(read, state, jnp.arange(number, dtype=jnp.int32))

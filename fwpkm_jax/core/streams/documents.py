@@ -108,9 +108,11 @@ def in_documents(
     state, out = jax.lax.scan(read, state, (in_turn, pieces))
     rank = jnp.cumsum(first & goes_on, axis=1, dtype=jnp.int32) - 1
     begin = jax.lax.cummax(jnp.where(first, at, 0), axis=1)
+    # From a token to its unit's output, and its place within.
     where = jnp.maximum(rank, 0) * width + jnp.minimum(at - begin, width - 1)
     output = jax.tree.map(lambda x: _take(_joined(x), where), out)
     if alone is None:
+        # These begin from `fresh` and nothing follows them, so that all run side by side.
         short = _units(first & ~goes_on, size, starts, length)
 
         @jax.checkpoint

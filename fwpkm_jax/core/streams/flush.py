@@ -5,9 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.chunks import AnyChunk, Memory, map_groups
+from fwpkm_jax.core.chunks import AnyChunk, Memory, map_memories
 from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
-from fwpkm_jax.core.streams.queue import Pending, computed_after
+from fwpkm_jax.core.streams.pending import Pending
+from fwpkm_jax.core.streams.queue import computed_after
 from fwpkm_jax.core.streams.streaming import MakeChunk, Targets, plain_chunk, waiting_chunk
 
 WriteBlocks = Callable[[Memory, ChunkBlocks], Memory]
@@ -72,4 +73,4 @@ def flush(
         kept = jax.tree.map(keep_last, signals)
         return memory, Pending(kept, jnp.minimum(num_waiting, lookahead))
 
-    return map_groups(flush_group, memory, pending)
+    return map_memories(flush_group, memory, pending)

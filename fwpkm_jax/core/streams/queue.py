@@ -11,22 +11,17 @@ after the write that it completes (Titans) uses the parts of `push`: `append`, `
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.chunks import Memory, map_groups, map_own
+from fwpkm_jax.core.chunks import Memory, map_groups, map_memories, map_unshared
 from fwpkm_jax.core.documents import document_numbers
 from fwpkm_jax.core.streams.cuts import in_chunks
 from fwpkm_jax.core.streams.documents import in_documents
-
-ChunkSize = int | Literal["flush"]
-"""Tokens per write; "flush": tokens wait until `flush` writes all of them."""
-
-Tokens: TypeAlias = PyTree[Array]
-"""What a memory needs about each token, leaves `[groups, members, length, ...]`."""
+from fwpkm_jax.core.streams.pending import ChunkSize, NewDocuments, Pending, Tokens
 
 Read = Callable[[Memory, Any], Any]
 """From memories and tokens to what each token reads, leaves `[groups, members, length, ...]`."""
@@ -34,41 +29,6 @@ Read = Callable[[Memory, Any], Any]
 Write = Callable[[Memory, Any], Memory]
 """From memories and the waiting tokens of a chunk, its lookahead included, to the memories after
 the write."""
-
-
-class Pending(NamedTuple):
-    """Tokens that wait for their chunk to fill.
-
-    Attributes:
-      tokens: leaves `[groups, members, capacity, ...]`; only the first `num_waiting` positions
-        count.
-      num_waiting: number of waiting tokens, the same in every sequence of a group.
-    """
-
-    tokens: Any
-    num_waiting: Int[Array, " groups"]
-
-
-class NewDocuments(NamedTuple):
-    """Documents that start in a piece, each with a memory and a queue of its own.
-
-    Attributes:
-      starts: first tokens of documents; padding stands behind all tokens.
-      memory: that each document starts from, leaves `[groups, ...]`.
-    """
-
-    starts: Bool[Array, "groups length"]
-    memory: Memory
-
-
-def init_pending(tokens: Tokens, capacity: int) -> Pending:
-    """Empty queues of `capacity` tokens for tokens of these shapes and dtypes."""
-
-    def zeros(x: jax.Array) -> jax.Array:
-        return jnp.zeros((*x.shape[:2], capacity, *x.shape[3:]), x.dtype)
-
-    groups = jax.tree.leaves(tokens)[0].shape[0]
-    return Pending(jax.tree.map(zeros, tokens), jnp.zeros((groups,), jnp.int32))
 
 
 def push(
@@ -145,7 +105,7 @@ def push(
         def write_where_complete(state: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
             if len(state[1].num_waiting) == 1:
                 return write_chunk(state)
-            return map_own(
+            return map_unshared(
                 lambda new, old: jnp.where(_like(complete(state), old), new, old),
                 write_chunk(state),
                 state,
@@ -156,8 +116,8 @@ def push(
             if len(state[1].num_waiting) == 1:
                 return write_chunk(state)
             group = jnp.argmax(complete(state))
-            own = map_own(lambda x: jax.lax.dynamic_slice_in_dim(x, group, 1, axis=0), state)
-            return map_own(
+            own = map_unshared(lambda x: jax.lax.dynamic_slice_in_dim(x, group, 1, axis=0), state)
+            return map_unshared(
                 lambda new, old: jax.lax.dynamic_update_slice_in_dim(old, new, group, axis=0),
                 write_chunk(own),
                 state,
@@ -286,7 +246,7 @@ def drop(pending: Pending, number: int | Int[Array, " groups"], capacity: int) -
         x = jnp.pad(x, [(0, 0), (0, 0), (0, capacity)] + [(0, 0)] * (x.ndim - 3))
         if isinstance(number, int):
             return jax.lax.slice_in_dim(x, number, number + capacity, axis=2)
-        return map_groups(
+        return map_memories(
             lambda x, at: jax.lax.dynamic_slice_in_dim(x, at, capacity, axis=1), x, number
         )
 

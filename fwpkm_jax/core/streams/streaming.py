@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.chunks import AnyChunk, Chunk, Memory, map_groups
+from fwpkm_jax.core.chunks import AnyChunk, Chunk, Memory, map_memories
 from fwpkm_jax.core.streams import queue
-from fwpkm_jax.core.streams.queue import ChunkSize, Pending
+from fwpkm_jax.core.streams.pending import ChunkSize, Pending, Signals
 from fwpkm_jax.core.targets import WriteWeights, pair_weights, shift_left
 
 Read = Callable[[Memory, jax.Array], tuple[jax.Array, Any]]
@@ -21,23 +21,6 @@ MakeChunk = Callable[[jax.Array, jax.Array, WriteWeights], AnyChunk]
 def plain_chunk(query: jax.Array, target: jax.Array, weights: WriteWeights) -> Chunk:
     """The chunk of a rule that needs no fields of its own."""
     return Chunk(query, target, *weights)
-
-
-class Signals(NamedTuple):
-    """What the slow network computes for each token; `batch` may be `groups, members`.
-
-    Attributes:
-      query: `[batch, length, heads, key]`.
-      value: `[batch, length, value]`, what earlier tokens should have predicted.
-      gate: `[batch, length]`, weight of the token's loss.
-      mask: `[batch, length]`, 0 for padding, 1 for real tokens; in a queue, numbers from 1 that
-        tell the documents of a stream apart.
-    """
-
-    query: Float[Array, "*batch length heads key"]
-    value: Float[Array, "*batch length value"]
-    gate: Float[Array, "*batch length"]
-    mask: Float[Array, "*batch length"]
 
 
 class StreamOutput(NamedTuple):
@@ -100,7 +83,7 @@ def push(
             chunk = waiting_chunk(signals, chunk_size, lookahead, targets, make_chunk)
             return write(memory, chunk)
 
-        return map_groups(write_group, memory, signals)
+        return map_memories(write_group, memory, signals)
 
     memory, pending, (output, access) = queue.push(
         read_tokens,
@@ -148,7 +131,7 @@ def read_sequences(
         out = read(memory, query.reshape(members * length, *query.shape[2:]))
         return jax.tree.map(lambda x: x.reshape(members, length, *x.shape[1:]), out)
 
-    return map_groups(read_group, memory, query)
+    return map_memories(read_group, memory, query)
 
 
 def waiting_chunk(

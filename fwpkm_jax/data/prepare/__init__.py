@@ -1,10 +1,9 @@
-"""Converts downloaded text to tokenised files: one reader per source, one resumable writer.
+"""Text written down as tokens: the readers of `data.streams`, and one resumable writer.
 
-`python -m fwpkm_jax.data.prepare SOURCE --input ... --out ...` downloads no files;
-docs/howto/data.md says what to download and from where.
+`python -m fwpkm_jax.data.prepare SOURCE --input ... --out ...`; see docs/howto/data.md.
 """
 
 from fwpkm_jax.data.prepare.job import Layout, Manifest, prepare
-from fwpkm_jax.data.prepare.records import Part, Record, Source, Span, select
+from fwpkm_jax.data.prepare.sources import Part, Source, Span, select, text_files
 
-__all__ = ["Layout", "Manifest", "Part", "Record", "Source", "Span", "prepare", "select"]
+__all__ = ["Layout", "Manifest", "Part", "Source", "Span", "prepare", "select", "text_files"]

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import abc
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
 
-import tyro
-
-from fwpkm_jax.command_line import check_options, report, separate_options
-from fwpkm_jax.data.longbench import TASKS
-from fwpkm_jax.data.prepare.fineweb_edu import fineweb_edu
 from fwpkm_jax.data.prepare.job import prepare
-from fwpkm_jax.data.prepare.lambada import lambada
-from fwpkm_jax.data.prepare.longbench import longbench_task
-from fwpkm_jax.data.prepare.longcrawl64 import longcrawl64
 from fwpkm_jax.data.prepare.output import Layout
-from fwpkm_jax.data.prepare.pile import DOMAINS, file_name, pile_domain
-from fwpkm_jax.data.prepare.records import Source
-from fwpkm_jax.data.prepare.text_files import text_files
-from fwpkm_jax.data.tokenizers import MISTRAL_V1, load_tokenizer
-from fwpkm_jax.literals import check_literals
-from fwpkm_jax.typed_options import read_options, split_subcommand
+from fwpkm_jax.data.prepare.sources import Source, text_files
+from fwpkm_jax.data.tokenizers import MISTRAL_V1
+from fwpkm_jax.io.options import read_options
+from fwpkm_jax.io.terminal import report
+from fwpkm_jax.literals import check_literals, nearest
 
 _PROGRAM = "fwpkm_jax.data.prepare"
+_PAPER = "fwpkm_jax.paper.data"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _AbstractCommand(abc.ABC):
-    input: Path
-    """The downloaded file or folder. The command itself downloads no files; docs/howto/data.md says
-    where to get them."""
+class AbstractSource(abc.ABC):
+    """What to write down, and how: the options of every source."""
+
+    input: str
+    """The file or folder, or its address in a bucket or on the hub; docs/howto/data.md says where
+    to get what."""
     out: Path
     """The .bin file to write; its index and manifest get the same name. Sources of several files
     take a folder."""
@@ -52,25 +46,24 @@ class _AbstractCommand(abc.ABC):
     def __post_init__(self) -> None:
         check_literals(self)
 
+    @property
+    def folder(self) -> Path:
+        """`out`, of a source that gives several files."""
+        if self.out.suffix == ".bin":
+            raise ValueError(
+                f"--out {self.out} is to be a folder: this source gives several .bin files."
+            )
+        return self.out
+
     @abc.abstractmethod
     def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
         """Each file to write, its source and its limit of characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineWebEdu(_AbstractCommand):
-    """FineWeb-Edu's 10BT sample: the folder of its Parquet files."""
+class AbstractRange(AbstractSource):
+    """A source of which a range of documents can be taken."""
 
-    split: Literal["train", "valid", "test"]
-    """train: the first 9,000,000 documents. valid, test: the first and the last 10,000 of the
-    last 100,000."""
-
-    def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
-        yield self.out, fineweb_edu(self.input, split=self.split), None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _AbstractRanged(_AbstractCommand):
     skip_documents: int = 0
     """Leave out this many records at the start."""
     max_documents: int | None = None
@@ -83,114 +76,47 @@ class _AbstractRanged(_AbstractCommand):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongCrawl64(_AbstractRanged):
-    """LongCrawl64: a Zarr folder or a flat .bin file of GPT-2 tokens, tokenised anew."""
-
-    vocabulary: Path
-    """GPT-2's encoder.json."""
-    missing_chunks: Literal["refuse", "skip"] = "refuse"
-    """skip: leave out the documents whose chunks were not downloaded, 2048 at a time."""
-
-    def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
-        source = longcrawl64(
-            self.input,
-            vocabulary=self.vocabulary,
-            missing_chunks=self.missing_chunks,
-            start=self.skip_documents,
-            stop=self.stop,
-        )
-        yield self.out, source, None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lambada(_AbstractCommand):
-    """LAMBADA's training novels: the archive, the folder train-novels, or Parquet files."""
-
-    def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
-        yield self.out, lambada(self.input), None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pile(_AbstractCommand):
-    """Domains of the Pile: the folder of its Parquet files, to a folder of one file per domain."""
-
-    domains: tuple[str, ...] = DOMAINS
-    """Domains to write; the paper's six by default."""
-    max_characters: int = 80_000_000
-    """Stop a domain after the document that reaches this many characters."""
-    max_tokens: int | None = 8_192_000
-    """Stop a domain after the entry that reaches this many tokens."""
-
-    def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
-        for domain in self.domains:
-            source = pile_domain(self.input, domain)
-            yield _folder(self.out) / file_name(domain), source, self.max_characters
-
-
-@dataclass(frozen=True, kw_only=True)
-class LongBench(_AbstractCommand):
-    """LongBench's question-answering tasks: data.zip, to a folder of one file per task."""
-
-    tasks: tuple[str, ...] = TASKS
-    """Tasks to write; the paper's five by default."""
-    layout: Literal["stream"] = "stream"
-    """Three entries per sample: context block, question block, answer; no end of document."""
-
-    def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
-        tokenizer = load_tokenizer(self.tokenizer)
-        for task in self.tasks:
-            source = longbench_task(self.input, task, tokenizer=tokenizer)
-            yield _folder(self.out) / f"{task}.bin", source, None
-
-
-@dataclass(frozen=True, kw_only=True)
-class JsonLines(_AbstractRanged):
-    """Any .jsonl or .txt file, or a folder of them."""
+class TextFiles(AbstractRange):
+    """Any text that training reads: a file, a folder, a bucket or a data set of the hub."""
 
     field: str = "text"
-    """Field of a .jsonl record that holds the text."""
+    """Field of a record that holds the text."""
 
     def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
         source = text_files(self.input, field=self.field, start=self.skip_documents, stop=self.stop)
         yield self.out, source, None
 
 
-def _folder(out: Path) -> Path:
-    if out.suffix == ".bin":
-        raise ValueError(f"--out {out} is to be a folder: this source gives several .bin files.")
-    return out
-
-
-_SOURCES = {
-    "fineweb_edu": FineWebEdu,
-    "longcrawl64": LongCrawl64,
-    "lambada": Lambada,
-    "pile": Pile,
-    "longbench": LongBench,
-    "jsonl": JsonLines,
+SOURCES = {
+    "text": f"{__name__}:TextFiles",
+    "fineweb_edu": f"{_PAPER}.fineweb_edu:FineWebEdu",
+    "longcrawl64": f"{_PAPER}.longcrawl64:LongCrawl64",
+    "lambada": f"{_PAPER}.lambada:Lambada",
+    "pile": f"{_PAPER}.pile:Pile",
+    "longbench": f"{_PAPER}.longbench:LongBench",
 }
-"""What can be prepared, by the name of its subcommand."""
+"""Where the class of each source is, by name; it is imported when it is asked for."""
 
-_Command = (
-    Annotated[FineWebEdu, tyro.conf.subcommand("fineweb_edu")]
-    | Annotated[LongCrawl64, tyro.conf.subcommand("longcrawl64")]
-    | Annotated[Lambada, tyro.conf.subcommand("lambada")]
-    | Annotated[Pile, tyro.conf.subcommand("pile")]
-    | Annotated[LongBench, tyro.conf.subcommand("longbench")]
-    | Annotated[JsonLines, tyro.conf.subcommand("jsonl")]
-)
+
+def source_class(name: str) -> type[AbstractSource]:
+    """The class of a source."""
+    module, _, found = SOURCES[name].partition(":")
+    return getattr(importlib.import_module(module), found)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     try:
-        if arguments[:1] in (["-h"], ["--help"]):  # Lists the subcommands.
-            tyro.cli(_Command, args=list(arguments), prog=_PROGRAM)  # pyright: ignore
-        name, others = split_subcommand(arguments, _SOURCES, program=_PROGRAM)
-        others = separate_options(others)
-        check_options(others, _SOURCES[name])
-        command: _AbstractCommand = read_options(
-            _SOURCES[name], others, program=f"{_PROGRAM} {name}"
+        name, *others = arguments or ["--help"]
+        if name in ("-h", "--help"):
+            print(f"usage: {_PROGRAM} SOURCE --input PATH --out PATH [options]\n\nsources:")
+            for name in SOURCES:
+                print(f"  {name:12} {(source_class(name).__doc__ or '').strip()}")
+            return 0
+        if name not in SOURCES:
+            raise ValueError(f"{name!r} is none of {', '.join(SOURCES)}{nearest(name, SOURCES)}.")
+        command: AbstractSource = read_options(
+            source_class(name), others, program=f"{_PROGRAM} {name}"
         )
         for out, source, max_characters in command.jobs():
             prepare(

@@ -6,20 +6,70 @@ complete. Before that, `NAME.partial.json` says how much of the partial files is
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
-from fwpkm_jax.data.prepare.files import Checksum, checksum, hold
-from fwpkm_jax.data.prepare.output import Layout, discard, final_files, partial_files, publish
-from fwpkm_jax.data.prepare.progress import Progress
-from fwpkm_jax.data.prepare.records import Source
-from fwpkm_jax.data.prepare.writing import Counts, State, first_state, write
+from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.prepare.output import (
+    START,
+    Layout,
+    TokenOutput,
+    Written,
+    discard,
+    final_files,
+    partial_files,
+    publish,
+)
+from fwpkm_jax.data.prepare.sources import Source
+from fwpkm_jax.data.streams.files import AbstractDataFile, LocalFile
+from fwpkm_jax.data.streams.formats import Tokens, encoded, whole_documents
 from fwpkm_jax.data.token_files import check_token_file
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
-from fwpkm_jax.outside_files import read_json
-from fwpkm_jax.whole_files import remove_unfinished, write_json
+from fwpkm_jax.io.atomic import remove_unfinished, write_json
+from fwpkm_jax.io.status_line import StatusLine
+from fwpkm_jax.io.untrusted import read_json
+from fwpkm_jax.storage.lock import Lock
+
+# Documents between two looks at the clock.
+_BETWEEN = 16
+# Between lines, on a terminal and elsewhere.
+_SHOW_SECONDS = {True: 0.5, False: 30.0}
+
+
+class Checksum(TypedDict):
+    """Size and checksum of a file."""
+
+    bytes: int
+    sha256: str
+
+
+class Counts(TypedDict):
+    """Amounts read so far."""
+
+    documents: int
+    characters: int
+    tokens: int
+    """Including ends of documents; exceeds the written tokens if rows were cut or capped."""
+
+
+class State(TypedDict):
+    """A point from which a job can continue."""
+
+    job: dict[str, Any]
+    span: int
+    place: list[int] | None
+    """Of the last document of the span that was read."""
+    read: Counts
+    written: Written
+    inputs: dict[str, Checksum]
+    finished: bool
+    """Everything is in the partial files."""
 
 
 class Manifest(TypedDict):
@@ -43,8 +93,8 @@ def prepare(
     layout: Layout,
     max_tokens: int | None = None,
     max_characters: int | None = None,
-    num_threads: int = 1,
-    progress: Progress | None = None,
+    num_threads: int | None = None,
+    status: StatusLine | None = None,
     save_seconds: float = 30.0,
 ) -> Manifest:
     """Writes a tokenised file and its manifest, or continues an interrupted job.
@@ -60,8 +110,9 @@ def prepare(
       layout: "l4096" or "stream".
       max_tokens: stop after the entry that reaches this many tokens.
       max_characters: stop after the document that reaches this many characters.
-      num_threads: threads of the tokenizer; does not change the files.
-      progress: shows the progress; None: prints it.
+      num_threads: threads of the tokenizer, which do not change the files; None: one for each
+        processor.
+      status: shows how far the work is; None: on standard output.
       save_seconds: least time between two points from which the job can continue.
 
     Raises:
@@ -75,48 +126,46 @@ def prepare(
     check_token_file(out, vocab_size=encoder.vocab_size)
     job = {
         **source.describe(),
-        **_describe(encoder, name=tokenizer),
+        "tokenizer": Path(tokenizer).name,
+        "tokenizer_fingerprint": encoder.fingerprint,
+        "vocab_size": encoder.vocab_size,
+        "eos_id": encoder.eos_id,
         "layout": layout,
         "max_tokens": max_tokens,
         "max_characters": max_characters,
     }
     job = json.loads(json.dumps(job))  # As it will be read from JSON, for comparison.
-    progress = progress or Progress()
+    status = status or StatusLine()
     manifest_path, state_path = out.with_suffix(".json"), out.with_suffix(".partial.json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with hold(out) as check_held:
+    name = f"{out.name}.lock"
+    lock = Lock(out.parent, name=name, thing=str(out), otherwise="give another output")
+    with contextlib.ExitStack() as stack:
+        stack.callback(lock.release)
         for path in (state_path, manifest_path):
             remove_unfinished(path)
 
         def save(state: State) -> None:
-            check_held()
+            lock.check()
             write_json(state_path, state)
 
         if (manifest := _read_if_there(manifest_path)) is not None:
             _check_complete(out, manifest, job, source)
             state_path.unlink(missing_ok=True)  # Of a job that was killed at its last line.
-            progress.say(f"{out} is complete; its checksums are those of {manifest_path.name}")
+            status.say(f"{out} is complete; its checksums are those of {manifest_path.name}")
             return manifest
         state: State | None = _read_if_there(state_path)
         if state is None:
             _check_absent(out)
-            state = first_state(job)
+            state = _first_state(job)
             save(state)  # From here on the partial files are this job's.
         _check_same_job(state["job"], job, what=str(state_path))
         if not state["finished"]:
             try:
-                state = write(
-                    state,
-                    source=source,
-                    out=out,
-                    encoder=encoder,
-                    num_threads=num_threads,
-                    progress=progress,
-                    save=save,
-                    save_seconds=save_seconds,
-                )
+                write = _Writing(state, source, encoder, num_threads, save, status)
+                state = write(out, save_seconds)
             except Exception:
-                if _read_if_there(state_path) == first_state(job):  # Nothing to go on from.
+                if _read_if_there(state_path) == _first_state(job):  # Nothing to go on from.
                     discard(out)
                     state_path.unlink()
                 raise
@@ -128,16 +177,147 @@ def prepare(
                 f"{state['read']['tokens']} tokens, less than one entry of layout {layout}; give "
                 "more text, or take the layout stream."
             )
-        check_held()
+        lock.check()
         publish(out)
         manifest = _manifest(out, state)
         write_json(manifest_path, manifest)
         state_path.unlink()
     counts = manifest["written"]
-    progress.say(
+    status.say(
         f"{out}: {counts['entries']:,} entries, {counts['tokens']:,} tokens{_shortfall(manifest)}"
     )
     return manifest
+
+
+def _first_state(job: dict[str, Any]) -> State:
+    """The beginning of a job."""
+    return {
+        "job": job,
+        "span": 0,
+        "place": None,
+        "read": {"documents": 0, "characters": 0, "tokens": 0},
+        "written": START,
+        "inputs": {},
+        "finished": False,
+    }
+
+
+class _Writing:
+    """Reads, encodes and writes documents from a state on, to the end or to a limit."""
+
+    def __init__(
+        self,
+        state: State,
+        source: Source,
+        encoder: Tokenizer,
+        num_threads: int | None,
+        save: Callable[[State], None],
+        status: StatusLine,
+    ):
+        self._state, self._source, self._encoder = state, source, encoder
+        self._num_threads, self._save, self._status = num_threads, save, status
+        self._started = self._shown = time.monotonic()
+        self._first_tokens = state["read"]["tokens"]
+
+    def __call__(self, out: Path, save_seconds: float) -> State:
+        """Returns the last state, which is saved."""
+        state, job, read = self._state, self._state["job"], self._state["read"]
+        output = TokenOutput(
+            out,
+            state["written"],
+            layout=job["layout"],
+            vocab_size=self._encoder.vocab_size,
+            max_tokens=job["max_tokens"],
+        )
+
+        def save(*, finished: bool = False) -> State:
+            """Writes everything to disk, then the state."""
+            state.update(written=output.sync(), finished=finished)
+            self._save(state)
+            return state
+
+        try:
+            saved = time.monotonic()
+            for number, document in enumerate(self._documents()):
+                read["documents"] += 1
+                read["characters"] += document.characters
+                read["tokens"] += len(document.tokens)
+                output.add(document.tokens)
+                state["place"] = list(document.place)
+                limit = job["max_characters"]
+                if output.full or (limit is not None and read["characters"] >= limit):
+                    break
+                if number % _BETWEEN == 0:
+                    self._show()
+                    if time.monotonic() - saved >= save_seconds:
+                        save()
+                        saved = time.monotonic()
+            return save(finished=True)
+        finally:
+            output.close()
+
+    def _documents(self) -> Iterator[Tokens]:
+        """The documents behind the state's place; keeps span and checksums in the state."""
+        state = self._state
+        for number in range(state["span"], len(self._source.spans)):
+            part, start, stop = self._source.spans[number]
+            read = state["place"] if number == state["span"] else None
+            state["span"], state["place"] = number, read
+            for name, file in part.files.items():
+                _add_checksum(state["inputs"], name, file)
+            pieces = part.read(self._encoder, Place(start) if read is None else Place(*read))
+            if stop is not None:
+                pieces = itertools.takewhile(lambda x, stop=stop: x.place.record < stop, pieces)
+            documents = whole_documents(
+                encoded(
+                    pieces,
+                    self._encoder,
+                    append_eos=self._source.append_eos,
+                    num_threads=self._num_threads,
+                )
+            )
+            if read is not None:
+                next(documents, None)  # It is written.
+            yield from documents
+
+    def _show(self) -> None:
+        """Prints how far the work is, now and then."""
+        now = time.monotonic()
+        if now - self._shown < _SHOW_SECONDS[self._status.on_terminal]:
+            return
+        self._shown = now
+        state, spans, limit = self._state, self._source.spans, self._state["job"]["max_tokens"]
+        tokens, number = state["read"]["tokens"], state["span"]
+        speed = (tokens - self._first_tokens) / max(now - self._started, 1e-9)
+        total = "" if limit is None else f" of {limit:,}"
+        self._status.show(
+            f"{self._source.name} {number + 1}/{len(spans)} {spans[number].part.name}  "
+            f"{state['read']['documents']:,} documents  {tokens:,}{total} tokens  "
+            f"{speed:,.0f} tokens/s"
+        )
+
+
+def _add_checksum(known: dict[str, Checksum], name: str, file: AbstractDataFile) -> None:
+    """Hashes a file, whatever its size and time, before it is read.
+
+    Raises:
+      ValueError: it has changed since another process recorded it.
+    """
+    now = _checksum(file)
+    if name in known and known[name] != now:
+        raise ValueError(
+            f"{file.name} has changed since the preparation began (SHA-256 {now['sha256']}, was "
+            f"{known[name]['sha256']}); put it back, or delete the .partial files and start again."
+        )
+    known[name] = now
+
+
+def _checksum(file: AbstractDataFile) -> Checksum:
+    return {"bytes": file.size, "sha256": file.sha256()}
+
+
+def _local_checksum(path: Path) -> Checksum:
+    return _checksum(LocalFile(str(path), path))
 
 
 def _shortfall(manifest: Manifest) -> str:
@@ -154,26 +334,13 @@ def _shortfall(manifest: Manifest) -> str:
     )
 
 
-def _describe(encoder: Tokenizer, *, name: str) -> dict[str, Any]:
-    return {
-        "tokenizer": Path(name).name,
-        "tokenizer_fingerprint": encoder.fingerprint,
-        "vocab_size": encoder.vocab_size,
-        "eos_id": encoder.eos_id,
-    }
-
-
 def _manifest(out: Path, state: State) -> Manifest:
-    inputs: dict[str, Checksum] = {
-        name: {"bytes": file["bytes"], "sha256": file["sha256"]}
-        for name, file in sorted(state["inputs"].items())
-    }
     return {
         "job": state["job"],
         "read": state["read"],
         "written": {name: state["written"][name] for name in ("entries", "tokens")},
-        "inputs": inputs,
-        "outputs": {file.name: checksum(file) for file in final_files(out)},
+        "inputs": dict(sorted(state["inputs"].items())),
+        "outputs": {file.name: _local_checksum(file) for file in final_files(out)},
     }
 
 
@@ -189,16 +356,17 @@ def _check_absent(out: Path) -> None:
 def _check_complete(out: Path, manifest: Manifest, job: dict[str, Any], source: Source) -> None:
     _check_same_job(manifest["job"], job, what=f"{out}, with its .idx and .json,")
     for file in final_files(out):
-        if not file.exists() or checksum(file) != manifest["outputs"][file.name]:
+        if not file.exists() or _local_checksum(file) != manifest["outputs"][file.name]:
             raise ValueError(
                 f"{file} is not the file its manifest {out.stem}.json describes; delete all three "
                 "and run the command again."
             )
     inputs = {name: file for span in source.spans for name, file in span.part.files.items()}
     for name, read in manifest["inputs"].items():
-        if name in inputs and inputs[name].is_file() and checksum(inputs[name]) != read:
+        file = inputs.get(name)
+        if isinstance(file, LocalFile) and file.path.is_file() and _checksum(file) != read:
             raise ValueError(
-                f"{inputs[name]} has changed since {out} was made of it; put it back, or delete "
+                f"{file.name} has changed since {out} was made of it; put it back, or delete "
                 f"{out.stem}.bin, .idx and .json and run the command again."
             )
 

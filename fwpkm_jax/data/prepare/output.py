@@ -9,7 +9,7 @@ from typing import IO, Literal, TypedDict
 import numpy as np
 
 from fwpkm_jax.data.token_files import entry_bytes, index_header, index_line, token_dtype
-from fwpkm_jax.whole_files import open_own
+from fwpkm_jax.io.atomic import open_own
 
 Layout = Literal["l4096", "stream"]
 """l4096: rows of 4097 tokens of all documents laid end to end, a short last one dropped.

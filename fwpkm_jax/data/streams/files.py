@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import abc
-import fnmatch
+import gzip
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
-from fwpkm_jax.addresses import check_store, open_store, scheme_of, store_error
-from fwpkm_jax.data.documents import KINDS, find_files, kind_of
 from fwpkm_jax.data.identity import MOST_NAMED, WHOLE, identity
-from fwpkm_jax.data.streams.hub import HUB, HubName, check_hub_name, fetch_file, list_data_files
+from fwpkm_jax.data.streams.hub import HUB, HubName, check_hub_name, fetch_file, list_files
+from fwpkm_jax.data.streams.names import (
+    KINDS,
+    PACKAGED,
+    below,
+    chosen,
+    fixed_part,
+    is_named,
+    kind_of,
+)
+from fwpkm_jax.io.untrusted import is_pointer, reading, refuse_pointer, size_of
 from fwpkm_jax.literals import some
+from fwpkm_jax.storage.addresses import check_store, open_store, scheme_of, store_error
 
 _READ_AHEAD = 2**22
 
@@ -34,7 +43,7 @@ class AbstractDataFile(abc.ABC):
 
     @property
     def kind(self) -> str:
-        """The end of its name, one of `documents.KINDS`."""
+        """The end of its name; `names.KINDS` are read."""
         return kind_of(self.name)
 
     @property
@@ -51,6 +60,23 @@ class AbstractDataFile(abc.ABC):
     def open(self) -> IO[bytes]:
         """The content, which can be read from any byte on; it is not read before it is used."""
 
+    def open_at(self, byte: int) -> IO[bytes]:
+        """The content from a byte on; of a compressed file, a byte of what it holds.
+
+        Raises:
+          OutsideFileError: it is a pointer to a file that was not fetched, or cannot be read.
+        """
+        with reading(self.name):
+            content = self.open()
+            if is_pointer(content.read(100)):
+                content.close()
+                refuse_pointer(self.name)
+            content.seek(0)
+            if self.kind.endswith(".gz"):
+                content = cast(IO[bytes], _Gzip(content))
+            content.seek(byte)
+        return content
+
     @abc.abstractmethod
     def identity(self, *, sampled: bool) -> str:
         """Differs for files of other content.
@@ -61,11 +87,20 @@ class AbstractDataFile(abc.ABC):
 
     def sha256(self) -> str:
         """The hash of its bytes, in hexadecimal."""
-        digest = hashlib.sha256()
         with self.open() as content:
-            while block := content.read(2**20):
-                digest.update(block)
-        return digest.hexdigest()
+            return hashlib.file_digest(cast(Any, content), "sha256").hexdigest()
+
+
+class _Gzip(gzip.GzipFile):
+    """A compressed file that closes what it reads from."""
+
+    def __init__(self, content: IO[bytes]):
+        super().__init__(fileobj=content, mode="rb")
+        self._content = content
+
+    def close(self) -> None:
+        super().close()
+        self._content.close()
 
 
 @dataclass(frozen=True)
@@ -76,9 +111,10 @@ class LocalFile(AbstractDataFile):
 
     @property
     def size(self) -> int:
-        return self.path.stat().st_size
+        return size_of(self.path)
 
     def open(self) -> IO[bytes]:
+        size_of(self.path)  # A pipe would wait for its other end.
         return self.path.open("rb")
 
     def identity(self, *, sampled: bool) -> str:
@@ -152,61 +188,86 @@ def check_data_path(path: str, name: str) -> None:
     scheme = scheme_of(path)
     if scheme == HUB:
         check_hub_name(path, name)
-    elif scheme is not None and not path.startswith("package:"):
+    elif scheme is not None and not path.startswith(PACKAGED):
         check_store(path, name)
 
 
 def data_files(path: str | Path) -> list[AbstractDataFile]:
     """The files of a source of text, in sorted order.
 
+    Of a folder, all files of text to the bottom; of a folder that `datasets.Dataset.save_to_disk`
+    wrote, those that its `state.json` names. One logged line says what else the folder holds.
+
     Args:
-      path: of a file or folder of this machine; the address of an object, of a folder or of a
-        pattern (`s3://bucket/text/*.parquet`); or `hf://datasets/OWNER/NAME[@REVISION][/PATTERN]`.
+      path: a file, a folder or a pattern of this machine (`package:sample/train.jsonl` is a file
+        of this package); the address of an object, of a folder or of a pattern
+        (`s3://bucket/text/*.parquet`); or `hf://datasets/OWNER/NAME[@REVISION][/PATTERN]`.
 
     Raises:
       FileNotFoundError: there is no such file, folder or data set.
-      ValueError: it holds no text of a kind that is read; see also `find_files`.
+      ValueError: it holds no text of a kind that is read, a hidden one, a text in two forms, or
+        several splits of a data set.
       OSError: the hub cannot be reached.
     """
     scheme = scheme_of(path)
     if scheme == HUB:
         return _hub_files(str(path))
-    if scheme is None or str(path).startswith("package:"):
-        return [LocalFile(str(file), file) for file in find_files(path, kinds=KINDS)]
+    if scheme is None or str(path).startswith(PACKAGED):
+        return _local_files(str(path))
     return _bucket_files(str(path))
 
 
-def _hub_files(path: str) -> list[AbstractDataFile]:
-    repository, files = list_data_files(path)
-    return [
-        HubFile(f"{repository}/{x.path}", repository, x.path, x.object_id, x.size) for x in files
-    ]
+def _local_files(name: str) -> list[AbstractDataFile]:
+    path = Path(name)
+    if name.startswith(PACKAGED):
+        path = Path(__file__).parent.parent / name.removeprefix(PACKAGED)
+    path = path.expanduser()
+    if path.is_file():
+        return [_of_a_kind(LocalFile(str(path), path))]
+    root = Path(fixed_part(str(path)))
+    found = [str(x) for x in root.rglob("*") if x.is_file() and is_named(str(x), str(path))]
+    if not found and not path.exists():
+        raise FileNotFoundError(f"There is no file or folder {path.absolute()}; check the path.")
+    if path.exists() and not path.is_dir():
+        return [_of_a_kind(LocalFile(str(path), path))]
+    return chosen({below(x, str(root)): LocalFile(x, Path(x)) for x in found}, str(path))
 
 
 def _bucket_files(address: str) -> list[AbstractDataFile]:
     store, path = open_store(address)
+    root = fixed_part(path)
     try:
-        if any(x in path for x in "*?["):
-            found = [x for x in store.find(_fixed_part(path)) if fnmatch.fnmatchcase(x, path)]
-        else:
-            found = store.find(path)
+        found = [x for x in store.find(root) if is_named(x, path)]
     except Exception as error:
         raise store_error(address, error) from error
-    files = [x for x in sorted(found) if kind_of(x) in KINDS]
     if not found:
         raise FileNotFoundError(f"There is no object or folder {address}; check the address.")
-    if not files:
-        raise ValueError(
-            f"{address} holds no {', '.join(KINDS)} file, only {some(sorted(found))}; name another."
+    files = {below(x, root): BucketFile(store.unstrip_protocol(x)) for x in found}
+    return [_of_a_kind(files[""])] if "" in files else chosen(files, address)
+
+
+def _hub_files(address: str) -> list[AbstractDataFile]:
+    _, part = check_hub_name(address)
+    repository, entries = list_files(address)
+    root = fixed_part(part)
+    files = {
+        below(x.path, root): HubFile(
+            f"{repository}/{x.path}", repository, x.path, x.object_id, x.size
         )
-    return [BucketFile(store.unstrip_protocol(x)) for x in files]
+        for x in entries
+        if is_named(x.path, part)
+    }
+    where = f"{repository}/{part}".rstrip("/")
+    if not files:
+        there = some(sorted(x.path for x in entries)) or "none"
+        raise ValueError(f"{where} is no file of the data set, only {there}; name another.")
+    return [_of_a_kind(files[""])] if "" in files else chosen(files, where)
 
 
-def _fixed_part(pattern: str) -> str:
-    """The folders of a pattern before its first wildcard."""
-    parts = pattern.split("/")
-    fixed = next(n for n, part in enumerate(parts) if any(x in part for x in "*?["))
-    return "/".join(parts[:fixed])
+def _of_a_kind(file: AbstractDataFile) -> AbstractDataFile:
+    if file.kind not in KINDS:
+        raise ValueError(f"{file.name} is not a {', '.join(KINDS)} file; rename or convert it.")
+    return file
 
 
 def source_identities(files: Sequence[AbstractDataFile]) -> list[list[str]]:

@@ -6,43 +6,24 @@ a byte of a `.jsonl` or `.txt` file, a row of Parquet or Arrow, an entry and a t
 
 from __future__ import annotations
 
-import gzip
-import importlib
-import itertools
 import os
 from collections.abc import Iterable, Iterator
-from typing import IO, Any, NamedTuple, cast
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from fwpkm_jax.data.documents import read_json_line, text_field
+from fwpkm_jax.data.documents import MOST_TEXT_BYTES, START, Place, read_json_lines, text_field
 from fwpkm_jax.data.streams.files import AbstractDataFile, LocalFile
+from fwpkm_jax.data.streams.tables import column_texts, pyarrow_module, read_batches
 from fwpkm_jax.data.token_files import TokenFile
-from fwpkm_jax.data.tokenizers import BYTES, Tokenizer
-from fwpkm_jax.literals import some
-from fwpkm_jax.outside_files import OutsideFileError, is_pointer, reading, refuse_pointer
+from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, Tokenizer
+from fwpkm_jax.io.untrusted import OutsideFileError, reading
 
-MOST_RECORD_BYTES = 2**28
-"""Of a line of JSON. The whole line is in memory, several times while it is parsed."""
-MOST_TEXT_BYTES = 2**26
-"""Of a `.txt` file that a tokenizer of pieces of words reads; its text is encoded as a whole."""
 _PIECE_BYTES = 2**20
 _PIECE_TOKENS = 2**18
-_ROWS = 64
 # Texts that are encoded together: the library's threads share them.
 _TOGETHER, _TOGETHER_CHARACTERS = 64, 2**20
-
-
-class Place(NamedTuple):
-    """Where reading a file can start."""
-
-    record: int = 0
-    """Lines, rows or entries before it."""
-    byte: int = 0
-    """Bytes before it, or tokens of the entry; 0 where the kind counts records alone."""
-
-
-START = Place()
 
 
 class Piece(NamedTuple):
@@ -67,6 +48,8 @@ class Tokens(NamedTuple):
     id: str
     ends: bool
     """Whether the document, or the entry of a tokenised file, ends here."""
+    characters: int
+    """Of its text; 0 in a tokenised file."""
 
 
 def read_tokens(
@@ -80,7 +63,7 @@ def read_tokens(
     """The tokens of a file's documents from a place on; blank documents are left out.
 
     Args:
-      file: of any kind in `documents.KINDS`.
+      file: of any kind in `names.KINDS`.
       tokenizer: encodes the text; its vocabulary is that of a tokenised file.
       field: of the record that holds the text.
       start: of one of the pieces, from an earlier reading.
@@ -90,18 +73,61 @@ def read_tokens(
       ValueError: the file cannot be read as its kind; the error names file and place.
       ImportError: a package that reads this kind is not installed.
     """
-    eos = np.asarray([tokenizer.eos_id], np.int32)
-    for pieces in _together(read_pieces(file, tokenizer, field=field, start=start), together):
-        texts = [piece.content for piece in pieces if isinstance(piece.content, str)]
-        encoded = iter(tokenizer.encode_batch(texts, num_threads=os.cpu_count() or 1))
-        for piece in pieces:
-            if not isinstance(piece.content, str):
-                yield Tokens(piece.place, piece.content.astype(np.int32), piece.id, piece.ends)
+    pieces = read_pieces(file, tokenizer, field=field, start=start)
+    return encoded(pieces, tokenizer, together=together)
+
+
+def encoded(
+    pieces: Iterable[Piece],
+    tokenizer: Tokenizer,
+    *,
+    append_eos: bool = True,
+    together: int = _TOGETHER,
+    num_threads: int | None = None,
+) -> Iterator[Tokens]:
+    """The pieces as tokens.
+
+    Args:
+      pieces: of documents, in order.
+      tokenizer: encodes them.
+      append_eos: whether the end of document follows each text.
+      together: see `read_tokens`.
+      num_threads: of the tokenizer; None: one for each processor.
+    """
+    eos = np.asarray([tokenizer.eos_id] if append_eos else [], np.int32)
+    threads = num_threads or os.cpu_count() or 1
+    for group in _together(pieces, together):
+        texts = [piece.content for piece in group if isinstance(piece.content, str)]
+        found = iter(tokenizer.encode_batch(texts, num_threads=threads))
+        for place, content, name, ends in group:
+            if not isinstance(content, str):
+                yield Tokens(place, content.astype(np.int32), name, ends, 0)
                 continue
-            tokens = next(encoded)
-            if piece.ends:
+            tokens = next(found)
+            if ends:
                 tokens = np.concatenate([tokens, eos])
-            yield Tokens(piece.place, tokens, piece.id, piece.ends)
+            yield Tokens(place, tokens, name, ends, len(content))
+
+
+def whole_documents(pieces: Iterable[Tokens]) -> Iterator[Tokens]:
+    """The documents, each in one piece, at the place of its first."""
+    parts: list[Tokens] = []
+    for piece in pieces:
+        parts.append(piece)
+        if piece.ends:
+            if len(parts) > 1:
+                tokens = np.concatenate([part.tokens for part in parts])
+                characters = sum(part.characters for part in parts)
+                piece = Tokens(parts[0].place, tokens, piece.id, True, characters)
+            yield piece
+            parts = []
+
+
+def read_text(path: Path) -> str:
+    """The exact text of a file in UTF-8, as training reads a `.txt` file."""
+    file = LocalFile(str(path), path)
+    pieces = _read_text(file, ByteTokenizer(), START)
+    return "".join(cast(str, piece.content) for piece in pieces)
 
 
 def _together(pieces: Iterable[Piece], most: int) -> Iterator[list[Piece]]:
@@ -157,11 +183,9 @@ def _read_text(file: AbstractDataFile, tokenizer: Tokenizer, start: Place) -> It
             f"{MOST_TEXT_BYTES:,}",
             otherwise="write its documents to a .jsonl file, one per line",
         )
-    with _open(file, start.byte) as content:
+    with file.open_at(start.byte) as content:
         at, begun, line = start.byte, start.byte > 0, None if start.byte else 1
         while block := content.read(_PIECE_BYTES if by_bytes else MOST_TEXT_BYTES + 1):
-            if at == 0 and is_pointer(block):
-                refuse_pointer(file.name)
             last = len(block) < _PIECE_BYTES or not by_bytes
             text, used = _decode(block, file.name, at, last=last, line=line)
             content.seek(at + used)
@@ -195,156 +219,42 @@ def _decode(block: bytes, name: str, at: int, *, last: bool, line: int | None) -
 
 
 def _read_json_lines(file: AbstractDataFile, field: str, start: Place) -> Iterator[Piece]:
-    with _open(file, start.byte) as content:
-        at = start.byte
-        for record in itertools.count(start.record):
-            place = f"line {record + 1}"
-            with reading(file.name, place=place):
-                line = content.readline(MOST_RECORD_BYTES + 1)
-            if not line:
-                return
-            if len(line) > MOST_RECORD_BYTES:
-                problem = f"has more than {MOST_RECORD_BYTES:,} bytes"
-                way_out = "write each document to a line of its own"
-                raise OutsideFileError(file.name, problem, place, way_out)
-            if at == 0 and is_pointer(line):
-                refuse_pointer(file.name)
-            if line.strip():
-                values = read_json_line(line, name=file.name, start=at, number=record + 1)
-                if text := text_field(values, field, place=f"{file.name}, {place}"):
-                    yield Piece(Place(record, at), text, _id(values.get("id"), file, record))
-            at += len(line)
+    with file.open_at(start.byte) as content:
+        # Of the first line of a range only the number is known.
+        begin = start if start.byte else START
+        for place, record in read_json_lines(content, name=file.name, start=begin):
+            if place.record < start.record:
+                continue
+            line = f"{file.name}, line {place.record + 1}"
+            if text := text_field(record, field, place=line):
+                yield Piece(place, text, _id(record.get("id"), file, place.record))
 
 
 def _id(own: object, file: AbstractDataFile, record: int) -> str:
     return f"{file.short_name}:{record + 1}" if own in (None, "") else str(own)
 
 
-def _open(file: AbstractDataFile, byte: int) -> IO[bytes]:
-    """The content from a byte on; of a compressed file, a byte of what it holds."""
-    with reading(file.name):
-        content = file.open()
-        if file.kind.endswith(".gz"):
-            content = cast(IO[bytes], _Gzip(content))
-        content.seek(byte)
-    return content
-
-
-class _Gzip(gzip.GzipFile):
-    """A compressed file that closes what it reads from."""
-
-    def __init__(self, content: IO[bytes]):
-        super().__init__(fileobj=content, mode="rb")
-        self._content = content
-
-    def close(self) -> None:
-        super().close()
-        self._content.close()
-
-
 def _read_rows(file: AbstractDataFile, field: str, start: Place) -> Iterator[Piece]:
-    """The rows of a Parquet or Arrow file."""
-    batches = _read_parquet if file.kind == ".parquet" else _read_arrow
-    with reading(file.name):
-        content = file.open()
-    with content:
-        for first, batch in _parsed(batches(content, field, start.record), file.name):
-            skip = max(start.record - first, 0)
-            with reading(file.name, place=f"row {first + 1}"):
-                texts = batch.column(field).slice(skip).to_pylist()
-            ids: list[Any] = [None] * len(texts)
-            if "id" in batch.schema.names:
-                ids = batch.column("id").slice(skip).to_pylist()
-            for record, (text, own) in enumerate(zip(texts, ids, strict=True), start=first + skip):
-                if not isinstance(text, str | None):
-                    problem = f"has a field {field!r} of type {batch.schema.field(field).type}"
-                    raise OutsideFileError(
-                        file.name, problem, otherwise="set `field` to one that holds texts"
-                    )
-                if text:
-                    yield Piece(Place(record), text, _id(own, file, record))
+    for first, batch in read_batches(file, [field, "id"], start.record):
+        for row, text in column_texts(file, batch, field, first=first, start=start.record):
+            own = None
+            if "id" in batch.schema.names and field != "id":
+                with reading(file.name, place=f"row {row + 1}"):
+                    own = batch.column("id")[row - first].as_py()
+            yield Piece(Place(row), text, _id(own, file, row))
 
 
-def _parsed(batches: Iterator[tuple[int, Any]], name: str) -> Iterator[tuple[int, Any]]:
-    """The batches; whatever the parser raises is an error of the file."""
-    while True:
-        with reading(name):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch
-
-
-def _read_parquet(content: IO[bytes], field: str, start: int) -> Iterator[tuple[int, Any]]:
-    """Batches of rows and the number of each one's first; row groups before `start` are skipped."""
-    parquet = pyarrow_module("pyarrow.parquet")
-    # With a buffer a column is read piece by piece: row groups may be larger than memory.
-    with parquet.ParquetFile(content, buffer_size=_PIECE_BYTES) as file:
-        columns = _columns(file.schema_arrow.names, field)
-        first = 0
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if start < first + rows:
-                for batch in file.iter_batches(_ROWS, row_groups=[group], columns=columns):
-                    if start < first + batch.num_rows:
-                        yield first, batch
-                    first += batch.num_rows
-            else:
-                first += rows
-
-
-def _read_arrow(content: IO[bytes], field: str, start: int) -> Iterator[tuple[int, Any]]:
-    """As `_read_parquet`, of Arrow's stream format (as of `save_to_disk`) or its file format."""
-    ipc = pyarrow_module("pyarrow").ipc
-    begin = content.read(len(_ARROW_FILE))
-    content.seek(0)
-    first = 0
-    if begin == _ARROW_FILE:
-        with ipc.open_file(content) as file:
-            columns = _columns(file.schema.names, field)
-            for number in range(file.num_record_batches):
-                yield from _small(file.get_batch(number), columns, first, start)
-                first += file.get_batch(number).num_rows
-        return
-    with ipc.open_stream(content) as file:
-        columns = _columns(file.schema.names, field)
-        for batch in file:
-            yield from _small(batch, columns, first, start)
-            first += batch.num_rows
-
-
-_ARROW_FILE = b"ARROW1"
-
-
-def _small(batch: Any, columns: list[str], first: int, start: int) -> Iterator[tuple[int, Any]]:
-    """Some rows of a batch at a time, those from `start` on."""
-    batch = batch.select(columns)
-    batch.validate(full=True)  # Arrow takes offsets from the file as they are.
-    for at in range(0, batch.num_rows, _ROWS):
-        if start < first + min(at + _ROWS, batch.num_rows):
-            yield first + at, batch.slice(at, _ROWS)
-
-
-def _columns(names: list[str], field: str) -> list[str]:
-    """The columns to read. Raises ValueError if there is no such field."""
-    if field not in names:
-        there = some([repr(name) for name in names], like=repr(field)) or "none"
-        raise ValueError(
-            f"it has no field {field!r}, only {there}; set `field` to the one that holds the text"
-        )
-    return [field, *(["id"] if "id" in names and field != "id" else [])]
-
-
-def pyarrow_module(name: str) -> Any:
-    """A module of pyarrow, which only some installations have.
-
-    Raises:
-      ImportError: it is not installed; the message says how to install it.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "Parquet and Arrow files are read with pyarrow, which is not installed; run: "
-            "pip install -e '.[data]' in a checkout of fwpkm_jax"
-        ) from error
+def count_records(file: AbstractDataFile, *, field: str) -> int:
+    """Lines, rows or entries of a file, as places count them."""
+    if file.kind == ".parquet":
+        parquet = pyarrow_module("pyarrow.parquet")
+        with file.open_at(0) as content, reading(file.name):
+            return parquet.read_metadata(content).num_rows
+    if file.kind == ".arrow":
+        return sum(batch.num_rows for _, batch in read_batches(file, [field]))
+    if file.kind == ".txt":
+        return 1
+    if isinstance(file, LocalFile) and file.kind == ".bin":
+        return TokenFile(file.path, vocab_size=2**31).num_entries
+    with file.open_at(0) as lines, reading(file.name):
+        return sum(1 for _ in lines)

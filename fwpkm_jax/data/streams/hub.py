@@ -7,17 +7,14 @@ after a lost connection. `HF_ENDPOINT` names another hub.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fwpkm_jax.data.documents import KINDS, kind_of
-from fwpkm_jax.data.tokenizer_json import hf_package
-from fwpkm_jax.literals import some
-from fwpkm_jax.outside_files import shown
+from fwpkm_jax.io.untrusted import OutsideFileError, shown, without_login
+from fwpkm_jax.lazy_imports import import_extra
 
 HUB = "hf"
 """The scheme of addresses of the hub."""
@@ -28,7 +25,6 @@ _FORM = f"{HUB}://datasets/OWNER/NAME[@REVISION][/FILE, FOLDER OR PATTERN]"
 _ADDRESS = re.compile(
     rf"{HUB}://datasets/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([^/]+))?(?:/(.+))?"
 )
-_SPLITS = {"train": "train", "test": "test", "valid": "valid", "validation": "valid", "dev": "dev"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LOGGER = logging.getLogger(__name__)
 
@@ -65,20 +61,21 @@ def check_hub_name(address: str, name: str = "address") -> tuple[HubName, str]:
     return HubName(found[1], found[2]), (found[3] or "").strip("/")
 
 
-def list_data_files(address: str) -> tuple[HubName, list[HubEntry]]:
-    """The data set at the commit that its revision is now, and the files of text that it names.
+def list_files(address: str) -> tuple[HubName, list[HubEntry]]:
+    """The data set at the commit that its revision is now, and all its files.
 
     Raises:
       ImportError: the package huggingface_hub is not installed.
-      ValueError: there is no such data set, revision or file; or the address names no part of a
-        data set with several splits.
+      ValueError: there is no such data set or revision, or the hub names no commit.
       OSError: the hub cannot be reached, or refuses.
     """
-    wanted, part = check_hub_name(address)
+    wanted, _ = check_hub_name(address)
     client = hub_client("Data sets of the hub are fetched")
     api = client.HfApi(library_name="fwpkm_jax")
     with asking(client, wanted.name, wanted.revision, what="data set"):
-        commit = str(api.dataset_info(wanted.name, revision=wanted.revision).sha)
+        commit = _checked_commit(
+            wanted.name, api.dataset_info(wanted.name, revision=wanted.revision).sha
+        )
         entries = list(
             api.list_repo_tree(wanted.name, repo_type="dataset", revision=commit, recursive=True)
         )
@@ -90,26 +87,19 @@ def list_data_files(address: str) -> tuple[HubName, list[HubEntry]]:
             commit,
             repository,
         )
-    found = [
+    return repository, [
         HubEntry(x.path, x.size, x.lfs.sha256 if x.lfs else x.blob_id)
         for x in entries
-        if isinstance(x, client.hf_api.RepoFile) and _is_named(x.path, part)
+        if isinstance(x, client.hf_api.RepoFile)
     ]
-    files = sorted(x for x in found if kind_of(x.path) in KINDS)
-    if not files:
-        there = sorted(x.path for x in found or entries)
-        raise ValueError(
-            f"{repository} has no {', '.join(KINDS)} file{f' at {part!r}' if part else ''}, only "
-            f"{some(there) or 'none'}; name others."
-        )
-    splits = {_split(x.path): x.path for x in files}
-    if not part and len(splits) > 1:
-        names = some([repr(x) for x in sorted(splits.values())])
-        raise ValueError(
-            f"{repository} holds several splits, as {names}; name one, as {wanted}/"
-            f"{_pattern(files)}."
-        )
-    return repository, files
+
+
+def _checked_commit(name: str, sha: object) -> str:
+    """The commit that a hub names; refuses another form, because it becomes part of a path."""
+    if _COMMIT.fullmatch(str(sha)) is None:
+        problem = f"has the commit {shown(repr(sha), 60)} at this hub, not 40 hexadecimal digits"
+        raise OutsideFileError(name, problem, otherwise="name another hub in HF_ENDPOINT")
+    return str(sha)
 
 
 def fetch_file(repository: HubName, path: str) -> Path:
@@ -130,27 +120,6 @@ def fetch_file(repository: HubName, path: str) -> Path:
     return Path(found)
 
 
-def _is_named(path: str, part: str) -> bool:
-    """Whether a file is the part, lies below it, or fits it as a pattern."""
-    below = not part or path == part or path.startswith(part + "/")
-    return below or fnmatch.fnmatchcase(path, part)
-
-
-def _split(path: str) -> str | None:
-    """The split that a file's path names, as `data/train-00000-of-00002.parquet` does."""
-    words = re.split(r"[/_.-]", path.lower())
-    return next((_SPLITS[word] for word in words if word in _SPLITS), None)
-
-
-def _pattern(files: list[HubEntry]) -> str:
-    """A pattern for the files of one split, for a message."""
-    paths = [x.path for x in files]
-    first = next((x for x in paths if _split(x) == "train"), paths[0])
-    folder, _, name = first.rpartition("/")
-    short = f"{name.split('-')[0]}*" if "-" in name else name
-    return f"{folder}/{short}" if folder else short
-
-
 def hub_client(done: str) -> Any:
     """The client, which only some installations have.
 
@@ -161,8 +130,8 @@ def hub_client(done: str) -> Any:
       ImportError: it is not installed.
     """
     for module in ("constants", "errors", "hf_api"):  # Become attributes of the package.
-        hf_package(f"huggingface_hub.{module}", done)
-    return hf_package("huggingface_hub", done)
+        import_extra(f"huggingface_hub.{module}", done, extra="hf")
+    return import_extra("huggingface_hub", done, extra="hf")
 
 
 @contextlib.contextmanager
@@ -175,7 +144,7 @@ def asking(client: Any, name: str, revision: str | None, *, what: str = "model")
       revision: of it.
       what: it is: a model or a data set.
     """
-    errors, hub = client.errors, client.constants.ENDPOINT
+    errors, hub = client.errors, without_login(client.constants.ENDPOINT)
     try:
         yield
     except errors.GatedRepoError as error:
@@ -200,10 +169,11 @@ def asking(client: Any, name: str, revision: str | None, *, what: str = "model")
         status = error.response.status_code
         way_out = LOGIN if status in (401, 403) else AGAIN
         raise OSError(f"{hub} answered {status} for {name}; {way_out}.") from error
-    except ImportError:
+    except (ImportError, OutsideFileError):
         raise
     except Exception as error:  # Of the network; the client's packages have kinds of their own.
+        reason = re.sub(r"Bearer [^'\"]*", "Bearer ...", without_login(str(error)))
         raise OSError(
-            f"{hub} cannot be asked for {name} ({type(error).__name__}: {shown(error, 100)}); "
+            f"{hub} cannot be asked for {name} ({type(error).__name__}: {shown(reason, 100)}); "
             f"{AGAIN}."
         ) from error

@@ -14,10 +14,11 @@ import numpy as np
 
 from fwpkm_jax.data.batch import Batch
 from fwpkm_jax.data.batches import BATCHES_AHEAD
+from fwpkm_jax.data.documents import Place
 from fwpkm_jax.data.identity import check_same
 from fwpkm_jax.data.packing import make_row
 from fwpkm_jax.data.streams.files import AbstractDataFile
-from fwpkm_jax.data.streams.formats import Place, Tokens, read_tokens
+from fwpkm_jax.data.streams.formats import Tokens, read_tokens
 from fwpkm_jax.data.tokenizers import Tokenizer
 from fwpkm_jax.literals import some
 

@@ -10,7 +10,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from fwpkm_jax.whole_files import write_text
+from fwpkm_jax.io.atomic import write_text
 
 _PAGE_DPI = 96  # CSS pixels.
 _BROAD = 800  # Two plots side by side.

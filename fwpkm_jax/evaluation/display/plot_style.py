@@ -1,15 +1,24 @@
-"""The common style of all plots: colours, axes, titles, legends."""
+"""The common style of all plots: colours, axes, titles, legends.
+
+matplotlib (extra `plots`) is imported when a plot is drawn.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
+from fwpkm_jax.io.atomic import replacing
 
-from fwpkm_jax.whole_files import replacing
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
 
 DPI = 150
 # Blue and orange that colour-blind readers tell apart (Okabe and Ito 2008), and greys.
@@ -18,9 +27,32 @@ BLUE, ORANGE, GREY, TEXT = "#0072B2", "#D55E00", "#8A8A8A", "#333333"
 COLORS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", GREY)
 
 
+def drawn(plot: Callable[..., list[Path]], *arguments: Any) -> list[Path]:
+    """The files that `plot` writes; none, and one warning, where matplotlib is not installed."""
+    try:
+        return plot(*arguments)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        _say_that_nothing_is_drawn()
+        return []
+
+
+@cache  # Once in a program, not for each plot.
+def _say_that_nothing_is_drawn() -> None:
+    logger.warning("No plots: matplotlib is not installed; run: pip install -e '.[plots]'")
+
+
+def blank_figure(width: float, height: float) -> Figure:
+    """A figure without axes, `width` by `height` inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     """A figure of one pair of axes, `width` by `height` inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = blank_figure(width, height)
     axes = figure.subplots()
     style_axes(axes)
     return figure, axes

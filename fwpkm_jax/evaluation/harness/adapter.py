@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from fwpkm_jax.data import Tokenizer
-from fwpkm_jax.evaluation.readers.batch_reader import BatchReader, MemoryReset, Part, Prompt
+from fwpkm_jax.evaluation.harness.options import HarnessConfig
+from fwpkm_jax.evaluation.readers.batch_reader import BatchReader, Part, Prompt, Text
+from fwpkm_jax.evaluation.readers.prompts import num_shared
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 MISSING: ModuleNotFoundError | None = None
@@ -34,7 +36,9 @@ class HarnessModel(_Base):
 
     Every request is a text of its own: it starts from the memory as given and writes while it is
     read, its continuation or answer included. Contexts are never cut unless `max_length` says so,
-    because a memory has no longest text.
+    because a memory has no longest text. With `question_from`, a context is a document and a
+    question: the document is read, once or more often, and written to its end before the question
+    is read, with or without attention to the document.
 
     Example:
       >>> from lm_eval import simple_evaluate  # doctest: +SKIP
@@ -51,14 +55,9 @@ class HarnessModel(_Base):
         model: LanguageModel,
         memory: Memory,
         tokenizer: Tokenizer,
+        config: HarnessConfig | None = None,
         *,
         write: bool = True,
-        memory_reset: MemoryReset = "text",
-        batch_size: int = 8,
-        max_length: int | None = None,
-        add_bos: bool = False,
-        chunk_size: int | None = None,
-        piece_length: int = 512,
     ):
         """Prepares the reading.
 
@@ -66,16 +65,8 @@ class HarnessModel(_Base):
           model: the language model.
           memory: fast weights, leaves `[groups, ...]`, of which the first group is used.
           tokenizer: the model's.
+          config: how requests are read; None: the default options. Tasks and data are not used.
           write: False keeps the memory as it is.
-          memory_reset: "text": every request starts from `memory`. "never": the memory goes on from
-            request to request, in the harness' order; needs a batch size of 1.
-          batch_size: requests read side by side.
-          max_length: tokens that a request may have, as the harness' own backend takes it from a
-            model's configuration: longer contexts lose their start, and rolling texts are cut into
-            windows, between which the memory goes on. None: requests are read whole.
-          add_bos: puts the tokenizer's first token, such as Llama's, in front of every context.
-          chunk_size: tokens per write; None: the model's.
-          piece_length: tokens of each request read per call.
 
         Raises:
           ImportError: the harness is not installed.
@@ -84,24 +75,16 @@ class HarnessModel(_Base):
         if MISSING is not None:
             raise ImportError(INSTALL) from MISSING
         super().__init__()
-        if max_length is not None and max_length < 2:
-            raise ValueError(f"max_length={max_length} must be at least 2.")
-        self._reader = BatchReader(
-            model,
-            memory,
-            write=write,
-            memory_reset=memory_reset,
-            batch_size=batch_size,
-            chunk_size=chunk_size,
-            piece_length=piece_length,
-        )
+        config = HarnessConfig() if config is None else config
+        self._reader = BatchReader(model, memory, config, write=write)
         self._tokens, self._vocab_size = tokenizer, model.config.vocab_size
         self._bos = _first_token(tokenizer)
-        if add_bos and self._bos is None:
+        if config.add_bos and self._bos is None:
             raise ValueError(
                 "add_bos=True: the tokenizer names no token that starts a text; leave it out."
             )
-        self._add_bos, self._longest = add_bos, max_length
+        self._add_bos, self._longest = config.add_bos, config.max_length
+        self._question_from = config.question_from
         self.scored_tokens = 0
         """Tokens of all continuations and answers so far."""
 
@@ -138,7 +121,7 @@ class HarnessModel(_Base):
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
         del kwargs
-        texts = [[self._part(*tokens, what=text)] for text, *tokens in requests]
+        texts = [self._text(text, *tokens) for text, *tokens in requests]
         scores = [parts[0] for parts in self._score(texts)]
         found = [(score.nats, score.greedy) for score in scores]
         for (text, *_), score in zip(requests, found, strict=True):
@@ -146,12 +129,21 @@ class HarnessModel(_Base):
         return found
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood in nats of each whole text, after the prefix token."""
+        """Log-likelihood in nats of each whole text, after the prefix token.
+
+        Raises:
+          ValueError: a question is asked for, which whole texts have not.
+        """
         del disable_tqdm
+        if self._question_from is not None:
+            raise ValueError(
+                f"question_from={self._question_from!r}: a task scores whole texts, which have no "
+                "question; leave it out."
+            )
         strings = [request.args[0] for request in requests]
         texts = [self._windows(string) for string in strings]
         # A text without tokens has nothing to predict.
-        scored = iter(self._score([parts for parts in texts if parts]))
+        scored = iter(self._score([Text(parts) for parts in texts if parts]))
         found = [sum(part.nats for part in next(scored)) if parts else 0.0 for parts in texts]
         for string, score in zip(strings, found, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", (string,), score)
@@ -206,29 +198,44 @@ class HarnessModel(_Base):
 
     def _prompt(self, context: str, most: int) -> Prompt:
         tokens = np.asarray(self.tok_encode(context) or [self.prefix_token_id], np.int32)
-        if self._longest is not None:
-            if most >= self._longest:
-                raise ValueError(
-                    f"max_length={self._longest} leaves no room for the {most} new tokens that a "
-                    "task asks for; raise it."
-                )
-            tokens = tokens[-(self._longest - most) :]
-        return Prompt(tokens[:0], tokens)
-
-    def _part(self, context: list[int], continuation: list[int], *, what: Any) -> Part:
-        if not continuation:
+        if self._longest is not None and most >= self._longest:
             raise ValueError(
-                f"The continuation {what[1]!r:.60} has no token of its own after its context."
+                f"max_length={self._longest} leaves no room for the {most} new tokens that a "
+                "task asks for; raise it."
             )
-        whole, number = np.asarray(context + continuation, np.int32), len(continuation)
-        if self._longest is not None:
-            if number > self._longest:
+        document, question = self._split(context, tokens, self._longest and self._longest - most)
+        return Prompt(question, document)
+
+    def _text(self, request: tuple[str, str], context: list[int], continuation: list[int]) -> Text:
+        number = len(continuation)
+        if not number:
+            raise ValueError(
+                f"The continuation {request[1]!r:.60} has no token of its own after its context."
+            )
+        if self._longest is not None and number > self._longest:
+            raise ValueError(
+                f"max_length={self._longest} is less than the {number} tokens of a continuation; "
+                "raise it."
+            )
+        most = None if self._longest is None else self._longest + 1 - number
+        document, question = self._split(request[0], np.asarray(context, np.int32), most)
+        return Text((Part(question, np.asarray(continuation, np.int32)),), document)
+
+    def _split(
+        self, context: str, tokens: np.ndarray, most: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Document and question of a context, whose tokens lose their start beyond `most`."""
+        cut, dropped = 0, 0 if most is None else max(len(tokens) - most, 0)
+        if self._question_from is not None:
+            at = context.rfind(self._question_from)
+            if at < 0:
                 raise ValueError(
-                    f"max_length={self._longest} is less than the {number} tokens of a "
-                    "continuation; raise it."
+                    f"question_from={self._question_from!r} does not stand in the context that "
+                    f"ends {context[-60:]!r}; give the words that begin the question."
                 )
-            whole = whole[-(self._longest + 1) :]
-        return Part(whole[:-number], whole[-number:])
+            # At least one token is left to answer after.
+            cut = min(num_shared(self.tok_encode(context[:at]), tokens), len(tokens) - 1)
+        return tokens[dropped : max(cut, dropped)], tokens[max(cut, dropped) :]
 
     def _windows(self, string: str) -> list[Part]:
         tokens = self.tok_encode(string)
@@ -244,10 +251,10 @@ class HarnessModel(_Base):
                     context_len=1,
                 )
             ]
-        return [self._part(list(context), list(rest), what=("", "")) for context, rest in windows]
+        return [Part(*(np.asarray(x, np.int32) for x in window)) for window in windows]
 
-    def _score(self, texts: Sequence[Sequence[Part]]) -> list[Any]:
-        self.scored_tokens += sum(len(part.continuation) for text in texts for part in text)
+    def _score(self, texts: Sequence[Text]) -> list[Any]:
+        self.scored_tokens += sum(len(part.continuation) for text in texts for part in text.parts)
         return self._reader.log_likelihoods(texts)
 
 

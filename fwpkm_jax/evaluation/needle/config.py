@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fwpkm_jax.evaluation.option_checks import check_least
-from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.literals import check_literals
 
 # Largest haystack in words for each factor; longer haystacks use the last factor.
@@ -34,20 +33,19 @@ class SampleSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeedleConfig(SampleSettings):
+class NeedleConfig:
     """Needle in a haystack."""
 
-    data: tuple[str, ...] = ()
-    """Files or folders of text for the haystacks. Empty: the run's validation text."""
     sample_files: tuple[str, ...] = ()
     """Files of samples, one for each length; see evaluation.needle.files. They replace the samples
-    made from text and their options: data, haystack_words, num_needles, key_characters,
-    value_digits, depths."""
+    made from text and their options, haystack_words and depths."""
     haystack_words: tuple[int, ...] = (4000,)
     """Whitespace words of a haystack; each length is evaluated separately."""
     readings: tuple[int, ...] = (1, 2, 3, 4)
     """How often the haystack is read before the answer; each number is evaluated separately, from
     the checkpoint's memory."""
+    depths: tuple[float, ...] = ()
+    """Depths of the targets in percent, used in turn. Empty: uniform over the haystack."""
     samples: int = 500
     """Haystacks per length; fewer if the text is too short."""
     mode: Literal["paper", "reference"] = "paper"
@@ -62,8 +60,6 @@ class NeedleConfig(SampleSettings):
     reset_memory_between_samples: bool = False
     """Each sample starts from the checkpoint's memory. Off, as in paper and release: the memory
     keeps what earlier samples wrote, their needles included."""
-    fast_weight_dtype: FastWeightDtype = "float32"
-    """Precision of fast weights between two writes; bfloat16 imitates the release."""
     yarn_factor: Literal["paper"] | float | None = "paper"
     """YaRN's factor for rotary positions. paper: depends on the haystack's words; none up to 4000,
     4 up to 8000, 8 up to 16,000, 16 up to 32,000, 64 beyond. None: positions as trained."""
@@ -73,7 +69,8 @@ class NeedleConfig(SampleSettings):
     """Tokens read per call; limits the device memory needed and does not change results."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_literals(self)
+        _ = self.settings  # Checked here.
         for name in ("haystack_words", "readings"):
             values = getattr(self, name)
             if not values or min(values) < 1:
@@ -81,6 +78,11 @@ class NeedleConfig(SampleSettings):
         check_least(self, 1, "samples", "piece_length")
         if isinstance(self.chunk_size, int):
             check_least(self, 1, "chunk_size")
+
+    @property
+    def settings(self) -> SampleSettings:
+        """What is hidden in the haystacks that are made here."""
+        return SampleSettings(depths=self.depths)
 
     def factor(self, words: int) -> float | None:
         """YaRN's factor for haystacks of `words` words; None: positions as trained."""

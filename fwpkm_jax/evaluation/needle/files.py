@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.command_line import report
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.samples import Needle, NeedleSample, build_samples
-from fwpkm_jax.evaluation.sources import Source, text_sources
-from fwpkm_jax.outside_files import MOST_JSON_BYTES, parse_json, reading
-from fwpkm_jax.typed_options import read_options
-from fwpkm_jax.whole_files import replacing
+from fwpkm_jax.evaluation.option_checks import check_least
+from fwpkm_jax.evaluation.sources import Source, files_of, text_sources
+from fwpkm_jax.io.atomic import replacing
+from fwpkm_jax.io.options import read_options
+from fwpkm_jax.io.terminal import report
+from fwpkm_jax.io.untrusted import MOST_JSON_BYTES, parse_json, reading
 
 _KIND = "needle samples"
 _SETTINGS = ("words", "seed", *(field.name for field in dataclasses.fields(SampleSettings)))
@@ -45,6 +46,12 @@ class SampleOptions(SampleSettings):
     """Number of samples; fewer if the text is too short."""
     tokenizer: str = "bytes"
     """Tokenizer of tokenised files (.bin); files of text do not need one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "words", "samples")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed} must be at least 0 and less than {2**32}.")
 
 
 def texts_of(sources: Sequence[Source], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
@@ -111,31 +118,32 @@ def _samples_of(path: Path) -> Iterator[NeedleSample]:
 
 
 def write_file(options: SampleOptions) -> int:
-    """Writes the file that the options describe; returns the program's exit code."""
-    try:
-        data = TextData(
-            train_paths=options.data, valid_paths=options.data, tokenizer=options.tokenizer
-        )
-        sources = text_sources(data)
-        texts = texts_of(sources, load_tokenizer(options.tokenizer))
-        samples = build_samples(texts, options, words=options.words, seed=options.seed)
-        settings = {name: getattr(options, name) for name in _SETTINGS}
-        files = {path: digest for source in sources for path, digest in source.files.items()}
-        header = {**settings, "data_files": files}
-        number = write_samples(options.out, itertools.islice(samples, options.samples), header)
-        print(f"wrote {number} samples to {options.out}")
-    except (ValueError, FileNotFoundError) as error:
-        return report("needle.files", error)
-    return 0
+    """Writes the file that the options describe; returns the number of samples.
+
+    Raises:
+      ValueError: the text gives no samples as asked for.
+      OSError: a text cannot be read, or the file not written.
+    """
+    sources = text_sources(
+        TextData(train_paths=options.data, valid_paths=options.data, tokenizer=options.tokenizer)
+    )
+    texts = texts_of(sources, load_tokenizer(options.tokenizer))
+    samples = build_samples(texts, options, words=options.words, seed=options.seed)
+    settings = {name: getattr(options, name) for name in _SETTINGS}
+    header = {**settings, "data_files": files_of(source.files for source in sources)}
+    return write_samples(options.out, itertools.islice(samples, options.samples), header)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the file that a command line asks for; returns the program's exit code."""
     program = "python -m fwpkm_jax.evaluation.needle.files"
     try:
-        return write_file(read_options(SampleOptions, arguments, program=program))
-    except ValueError as error:
+        options = read_options(SampleOptions, arguments, program=program)
+        number = write_file(options)
+    except (ValueError, OSError) as error:
         return report("needle.files", error)
+    print(f"wrote {number} samples to {options.out}")
+    return 0
 
 
 if __name__ == "__main__":

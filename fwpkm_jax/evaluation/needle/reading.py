@@ -7,14 +7,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fwpkm_jax.core.streams.queue import ChunkSize
+from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.data import Tokenizer
+from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.needle.config import NeedleConfig
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
 from fwpkm_jax.evaluation.readers.prompts import encode_parts
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader, decode
-from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.models.language_model import LanguageModel
 
 
 class Reader(Protocol):
@@ -32,25 +32,27 @@ class Prompt(NamedTuple):
 
     haystack: np.ndarray
     question: np.ndarray
+    digits: int
+    """Tokens of the answer."""
 
 
 def encode_prompt(sample: NeedleSample, tokenizer: Tokenizer) -> Prompt:
     """Token ids of haystack and question; see `encode_parts`."""
-    return Prompt(*encode_parts(sample.haystack, sample.question, tokenizer))
+    parts = encode_parts(sample.haystack, sample.question, tokenizer)
+    return Prompt(*parts, digits=len(sample.answer))
 
 
 def open_reader(
     model: LanguageModel,
-    memory: Memory,
+    subject: Subject,
     prompts: Sequence[Prompt],
     config: NeedleConfig,
     tokenizer: Tokenizer,
-    *,
-    partition: Partition | None = None,
 ) -> StreamReader:
-    """A reader with enough capacity for each of the prompts and its answer."""
+    """A reader of a subject's first memory, with room for each of the prompts and its answer."""
     longest = max(len(p.haystack) + len(p.question) for p in prompts)
     question = max(len(p.question) for p in prompts)
+    digits = max(p.digits for p in prompts)
     fast_weight = model.config.fast_weight
     chunk_size: ChunkSize
     match config.chunk_size:
@@ -62,16 +64,16 @@ def open_reader(
             chunk_size = number
     return StreamReader(
         model,
-        memory,
+        subject.first_memory,
         # A write may contain a whole prompt and the tokens that the previous sample left waiting.
-        capacity=longest + fast_weight.rule.lookahead + question + config.value_digits,
-        max_length=longest + config.value_digits,
+        capacity=longest + fast_weight.rule.lookahead + question + digits,
+        max_length=longest + digits,
         piece_length=config.piece_length,
         vocab_size=tokenizer.vocab_size,
         write=config.write,
         chunk_size=chunk_size,
-        fast_weight_dtype=config.fast_weight_dtype,
-        partition=partition,
+        fast_weight_dtype=subject.fast_weight_dtype,
+        partition=subject.partition,
     )
 
 
@@ -107,4 +109,4 @@ def answer_each(
         answer = reader.next_token()
         if config.mode == "reference" and ends_written:
             reader.write()
-        yield tokenizer.decode(decode(reader, answer, length=config.value_digits))
+        yield tokenizer.decode(decode(reader, answer, length=prompt.digits))

@@ -118,7 +118,7 @@ def take_samples(
     Raises:
       ValueError: no text is long enough for a sample.
     """
-    built = build_samples(texts, config, words=words, seed=seed)
+    built = build_samples(texts, config.settings, words=words, seed=seed)
     samples = list(itertools.islice(built, config.samples))
     if not samples:
         raise ValueError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fwpkm_jax.data import Tokenizer
@@ -16,8 +18,12 @@ def encode_parts(
     do not depend on the question after it.
     """
     whole = tokenizer.encode(context + question)
-    alone = tokenizer.encode(context)
-    shorter = min(len(alone), len(whole))
-    differing = np.flatnonzero(alone[:shorter] != whole[:shorter])
-    cut = int(differing[0]) if len(differing) else shorter
+    cut = num_shared(tokenizer.encode(context), whole)
     return whole[:cut], whole[cut:]
+
+
+def num_shared(first: Sequence[int] | np.ndarray, second: Sequence[int] | np.ndarray) -> int:
+    """How many tokens at the start of both are the same."""
+    shorter = min(len(first), len(second))
+    differing = np.flatnonzero(np.asarray(first)[:shorter] != np.asarray(second)[:shorter])
+    return int(differing[0]) if len(differing) else shorter

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.core.streams.queue import ChunkSize
+from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.evaluation.readers.devices import (
     check_one_stream,
     memory_on_devices,
@@ -24,7 +24,6 @@ from fwpkm_jax.evaluation.readers.devices import (
 )
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, not_finite
-from fwpkm_jax.evaluation.readers.gradient_steps import GradientSteps, step_on
 from fwpkm_jax.evaluation.readers.segments import cut_into_pieces, pad_into_pieces, piece_sizes
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
@@ -99,8 +98,6 @@ class StreamReader:
         capacity: int | None = None,
         vocab_size: int | None = None,
         fast_weight_dtype: FastWeightDtype = "float32",
-        steps: GradientSteps | None = None,
-        pads: bool | None = None,
         partition: Partition | None = None,
     ):
         """Prepares a stream.
@@ -115,9 +112,6 @@ class StreamReader:
           capacity: tokens that may wait for one write with "flush"; otherwise ignored.
           vocab_size: ids below this number may be answered; None: the model's.
           fast_weight_dtype: precision that fast weights are rounded to between calls.
-          steps: gradient steps that all slow weights take on each piece; needs labels.
-          pads: pads the rest of a text to one piece, instead of cutting it into smaller ones; None:
-            if writing is disabled.
           partition: devices that share the reading, see `LanguageModel.stream`; None: one.
         """
         check_one_stream(partition, "A reader")
@@ -125,7 +119,7 @@ class StreamReader:
         fast_weight = model.config.fast_weight
         self.chunk_size = fast_weight.chunk_size if chunk_size is None else chunk_size
         self.lookahead = fast_weight.rule.lookahead
-        self._writes, self._partition, self._steps = write, partition, steps
+        self._writes, self._partition = write, partition
         self._holds = write and chunk_size == "flush"
         if not write:
             capacity = 1  # No pair waits.
@@ -133,12 +127,9 @@ class StreamReader:
             capacity = self.chunk_size
         self._capacity = capacity
         self._sizes = piece_sizes(piece_length, devices=num_sharing(partition))
-        pads = not write if pads is None else pads
-        self._cut = pad_into_pieces if pads else cut_into_pieces
-        if steps is not None:  # Every step is on a whole chunk: the last one of a text is padded.
-            self._sizes = self._sizes[:1]
+        # A frozen memory is not written with padding, so that the rest of a text may be one piece.
+        self._cut = cut_into_pieces if write else pad_into_pieces
         self._graphdef, self._params = nnx.split(model)
-        self._trained = self._params
         self._options = {
             "chunk_size": self.chunk_size,
             "write": write,
@@ -165,10 +156,6 @@ class StreamReader:
         # Copied: the stream's buffers are donated, and the initial memory is needed again.
         self._stream = self._start(jax.tree.map(jnp.copy, self._initial_memory))
         self._waiting = 0
-
-    def reset_weights(self) -> None:
-        """Takes back all gradient steps."""
-        self._params = self._trained
 
     def restart(self, *, drop_queue: bool = False) -> None:
         """Empties attention and GDN caches; memory and, unless dropped, waiting tokens stay."""
@@ -201,17 +188,9 @@ class StreamReader:
                 answers = _padded(labels[part], size)
             piece = inputs, answers, padding_mask(size, real=len(tokens) - at)
             at += size
-            if self._steps is None:
-                reading, self._stream = _read_piece(
-                    self._graphdef, self._params, self._stream, *piece, **self._options
-                )
-            else:
-                # Rates are arguments, so that other rates need no compilation.
-                rates = self._steps.learning_rate, self._steps.decay
-                weights = self._params, self._trained
-                reading, self._stream, self._params = _learn_piece(
-                    self._graphdef, weights, self._stream, *piece, rates, **self._options
-                )
+            reading, self._stream = _read_piece(
+                self._graphdef, self._params, self._stream, *piece, **self._options
+            )
             pieces.append(reading)
         self._last = Reading(pieces, len(tokens), last=len(tokens) - (at - sizes[-1]) - 1)
         if round_memory:
@@ -304,10 +283,12 @@ def _rounded(stream: Stream, *, dtype: FastWeightDtype) -> Stream:
     return stream._replace(memory=as_stored(stream.memory, dtype))
 
 
-_STATIC = ("graphdef", "chunk_size", "write", "vocab_size", "partition")
-
-
-def _read(
+@partial(
+    jax.jit,
+    static_argnames=("graphdef", "chunk_size", "write", "vocab_size", "partition"),
+    donate_argnames="stream",
+)
+def _read_piece(
     graphdef: Any,
     params: Any,
     stream: Stream,
@@ -329,30 +310,3 @@ def _read(
             layer: jax.tree.map(lambda x: x[0], facts.access) for layer, facts in out.info.items()
         },
     ), out.stream
-
-
-_read_piece = partial(jax.jit, static_argnames=_STATIC, donate_argnames="stream")(_read)
-
-
-@partial(jax.jit, static_argnames=_STATIC, donate_argnames="stream")
-def _learn_piece(
-    graphdef: Any,
-    weights: tuple[Any, Any],
-    stream: Stream,
-    tokens: jax.Array,
-    labels: jax.Array,
-    mask: jax.Array | None,
-    rates: tuple[float, float],
-    **options: Any,
-) -> tuple[PieceReading, Stream, Any]:
-    """As `_read`, and the weights after a step on the piece, whose losses are from before it."""
-
-    def loss(params: Any) -> tuple[jax.Array, tuple[PieceReading, Stream]]:
-        reading, after = _read(graphdef, params, stream, tokens, labels, mask, **options)
-        assert reading.losses is not None
-        counted = jnp.ones_like(reading.losses) if mask is None else mask[0]
-        return jnp.sum(reading.losses * counted) / jnp.sum(counted), (reading, after)
-
-    params, trained = weights
-    gradients, (reading, after) = jax.grad(loss, has_aux=True)(params)
-    return reading, after, step_on(params, gradients, trained, rates)

@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.command_line import shell_line
 from fwpkm_jax.evaluation.display import html
-from fwpkm_jax.evaluation.display.plot_style import DPI
+from fwpkm_jax.evaluation.display.plot_style import DPI, drawn
 from fwpkm_jax.evaluation.registry import EVALS
 from fwpkm_jax.evaluation.report import training, words
-from fwpkm_jax.outside_files import OutsideFileError, read_json, reading
-from fwpkm_jax.whole_files import own_folder
+from fwpkm_jax.io.atomic import own_folder
+from fwpkm_jax.io.terminal import shell_line
+from fwpkm_jax.io.untrusted import OutsideFileError, read_json, reading
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,9 @@ def _not_evaluated() -> str:
 def _training(run: Path, folder: Path) -> str:
     metrics = training.read_metrics(run / "metrics.jsonl")
     texts = (training.describe_training(metrics), training.describe_memory_curves(metrics))
-    plots = [_show(path, "training curves") for path in training.plot_training(metrics, folder)]
+    plots = [
+        _show(path, "training curves") for path in drawn(training.plot_training, metrics, folder)
+    ]
     return _section("Training", [html.paragraph(text) for text in texts if text], _pictures(plots))
 
 
@@ -110,7 +112,9 @@ def _result(path: Path, record: Mapping[str, Any], folder: Path) -> str:
     try:
         with _showing(path, otherwise=_again(record["evaluation"])):
             finding = evaluation.finding(record)
-            pictures = [_show(path, evaluation.title) for path in evaluation.plot(record, folder)]
+            pictures = [
+                _show(path, evaluation.title) for path in drawn(evaluation.plot, record, folder)
+            ]
             table = f"<pre>{html.escape(evaluation.table(record))}</pre>"
     except OutsideFileError as error:
         logger.warning("%s", error)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from fwpkm_jax.evaluation.display.plot_style import (
     BLUE,
@@ -21,7 +20,10 @@ from fwpkm_jax.evaluation.display.plot_style import (
     set_title,
     style_axes,
 )
-from fwpkm_jax.outside_files import OutsideFileError, parse_json
+from fwpkm_jax.io.untrusted import OutsideFileError, parse_json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SIZE = (4.3, 3.3)  # Inches; two pictures fit beside each other next to the text.
 _POINTS = 200  # Most points of a curve; longer runs are averaged over equal ranges of steps.

@@ -12,7 +12,7 @@ from fwpkm_jax.evaluation import EVALS
 from fwpkm_jax.evaluation.report import read_results
 from fwpkm_jax.evaluation.report.words import describe_model, describe_task
 from fwpkm_jax.interchange.hf.imported import HUB
-from fwpkm_jax.outside_files import read_json, reading, shown
+from fwpkm_jax.io.untrusted import read_json, reading, shown
 from fwpkm_jax.run import WhichWeights
 
 CARD = "README.md"

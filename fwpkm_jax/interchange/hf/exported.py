@@ -13,29 +13,30 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from fwpkm_jax.addresses import read_object, scheme_of
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.config_json import to_json
-from fwpkm_jax.data.tokenizers import BYTES, MISTRAL_V1, mistral_v1_model
+from fwpkm_jax.data.tokenizers import BYTES, MISTRAL_V1, load_tokenizer, mistral_v1_model
 from fwpkm_jax.interchange.hf.card import CARD, model_card
 from fwpkm_jax.interchange.hf.described import changes, config_text
 from fwpkm_jax.interchange.hf.families import FAMILIES
 from fwpkm_jax.interchange.hf.hub import check_push, push_folder
-from fwpkm_jax.interchange.hf.imported import HUB, KEPT, TENSORS
+from fwpkm_jax.interchange.hf.imported import KEPT, SMALL_FILES, TENSORS
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
 from fwpkm_jax.interchange.hf.settings import model_config
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE
 from fwpkm_jax.interchange.weights import Weights
+from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
+from fwpkm_jax.io.safetensors import write_tensors
+from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, read_json
 from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.outside_files import read_json
 from fwpkm_jax.run import WhichWeights, load_run
-from fwpkm_jax.safetensors_file import write_tensors
+from fwpkm_jax.storage.addresses import read_object, scheme_of
 from fwpkm_jax.training.runs.mirror import run_folder
-from fwpkm_jax.whole_files import check_new, new_folder, replacing, write_json
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
+_MOST_SMALL = 2**27  # Bytes of a tokenizer.
 _DTYPES: Mapping[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -88,13 +89,12 @@ def export_model(
             text = _described(experiment, run_dir)
             files = _tokenizer_files(experiment, say)
         else:
+            _refuse_links(kept, *kept.iterdir())
             text, original = (
                 read_json(kept / name, kind=dict) for name in ("config.json", TENSORS)
             )
-            others = [
-                file for file in kept.iterdir() if file.name not in ("config.json", TENSORS, HUB)
-            ]
-            files = {file.name: file.read_bytes() for file in others}
+            there = [name for name in SMALL_FILES if (kept / name).exists()]
+            files = {name: read_bytes(kept / name, most=_MOST_SMALL) for name in there}
             _check_same(model, model_config(text), run_dir)
         run = load_run(run_dir, step, weights=weights)
         named = Weights(run.params, run.memory if model.memory_layers else {}).named()
@@ -202,6 +202,13 @@ def _kept_files(run_dir: Path) -> Iterator[Path | None]:
         yield directory / KEPT
 
 
+def _refuse_links(*paths: Path) -> None:
+    """Refuses links, by which a stranger's run could have files of the user's exported."""
+    for path in paths:
+        if path.is_symlink():
+            raise OutsideFileError(path, "is a link", otherwise="put what it names in its place")
+
+
 def _described(experiment: Experiment, run_dir: str | Path) -> dict[str, Any]:
     """`config.json` of a run that nobody imported."""
     try:
@@ -220,14 +227,16 @@ def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict
         return {}
     if scheme_of(name) is not None:
         try:
-            return {name.rpartition("/")[2]: read_object(name, most=2**27)}
+            return {name.rpartition("/")[2]: read_object(name, most=_MOST_SMALL)}
         except FileNotFoundError:
             say(f"The run's tokenizer, {name}, is not there any more; put it into the folder.")
             return {}
     if name != MISTRAL_V1:
         path = Path(name).expanduser()
         if path.is_file():
-            return {path.name: path.read_bytes()}
+            with contextlib.suppress(ImportError):
+                load_tokenizer(str(path))  # A run's configuration may name any file of its reader.
+            return {path.name: read_bytes(path, most=_MOST_SMALL)}
         say(f"The run's tokenizer, {path}, is not there any more; put it into the folder.")
         return {}
     try:

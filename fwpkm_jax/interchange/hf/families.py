@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fwpkm_jax.outside_files import shown
+from fwpkm_jax.io.untrusted import shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,28 +6,19 @@ after a lost connection. `HF_ENDPOINT` names another hub.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fwpkm_jax import __version__
 from fwpkm_jax.data.streams.hub import asking, hub_client
-from fwpkm_jax.interchange.release_files import (
-    BIN,
-    BIN_INDEX,
-    LATEST,
-    STATES,
-    checkpoint_files,
-    named_step,
-)
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
-from fwpkm_jax.outside_files import shown
+from fwpkm_jax.io.untrusted import shown
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_DONE = "Models of the hub are fetched and pushed"
+DONE = "Models of the hub are fetched and pushed"
 
 
 class HubFolder(NamedTuple):
@@ -68,10 +59,10 @@ def fetch_folder(
       OutsideFileError: the index of the safetensors files is damaged.
       OSError: the hub cannot be reached, or refuses.
     """
-    client = hub_client(_DONE)
+    client = hub_client(DONE)
 
     def fetch(revision: str | None, files: Sequence[str]) -> Path:
-        return _fetch(client, name, revision, [glob.escape(file) for file in files])
+        return fetch_files(client, name, revision, [glob.escape(file) for file in files])
 
     folder = fetch(revision, ["config.json", INDEX, *others])
     commit = folder.name  # A snapshot's folder is named after its commit.
@@ -87,43 +78,7 @@ def fetch_folder(
     return HubFolder(folder, name, commit)
 
 
-def fetch_release(
-    name: str, *, revision: str | None = None, others: Sequence[str] = ()
-) -> HubFolder:
-    """Fetches a checkpoint of the authors' release in the first layout that the hub has.
-
-    Arguments and errors are those of `fetch_folder`; layouts are those of `release_files`.
-    """
-    client = hub_client(_DONE)
-    first = ["config.json", INDEX, BIN_INDEX, LATEST, *others]
-    folder = _fetch(client, name, revision, [glob.escape(file) for file in first])
-    commit = folder.name
-    for patterns in _layouts(folder):
-        _fetch(client, name, commit, ["config.json", *patterns])
-        with contextlib.suppress(FileNotFoundError):
-            checkpoint_files(folder)
-            return HubFolder(folder, name, commit)
-    raise ValueError(
-        f"{name} at {commit} has none of {SINGLE}, {INDEX}, {BIN}, {BIN_INDEX} and {STATES}; only "
-        "checkpoints that the authors' code has written can be imported."
-    )
-
-
-def _layouts(folder: Path) -> Iterator[list[str]]:
-    """Patterns of the files of one layout after the other, as `checkpoint_files` prefers them."""
-    for single, index in ((SINGLE, INDEX), (BIN, BIN_INDEX)):
-        yield [single]
-        if (folder / index).is_file():
-            yield [glob.escape(file) for file in set(named_files(folder, index=index).values())]
-    # The second and third are there where a model is cut up, which is then refused.
-    states = ("mp_rank_00", "mp_rank_01", "zero_pp_rank_0_mp_rank_00")
-    yield [f"{part}_model_states.pt" for part in states]
-    step = named_step(folder)
-    steps = "global_step*" if step is None else glob.escape(step)
-    yield [f"{steps}/{part}_model_states.pt" for part in states]
-
-
-def _fetch(client: Any, name: str, revision: str | None, patterns: Sequence[str]) -> Path:
+def fetch_files(client: Any, name: str, revision: str | None, patterns: Sequence[str]) -> Path:
     """The folder of the cache in which the files of these patterns lie."""
     with asking(client, name, revision):
         folder = client.snapshot_download(
@@ -146,7 +101,7 @@ def check_push(name: str) -> None:
     """
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"push={shown(name)!r} is no name of the hub; write owner/name.")
-    client = hub_client(_DONE)
+    client = hub_client(DONE)
     with asking(client, name, None):
         client.HfApi().whoami()
 
@@ -166,7 +121,7 @@ def push_folder(folder: Path, name: str, *, private: bool = False) -> str:
       ImportError: the package huggingface_hub is not installed.
       OSError: nobody is logged in, the login may not write there, or the hub cannot be reached.
     """
-    client = hub_client(_DONE)
+    client = hub_client(DONE)
     api = client.HfApi(library_name="fwpkm_jax", library_version=__version__)
     with asking(client, name, None):
         api.create_repo(name, private=private, exist_ok=True)

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from fwpkm_jax.addresses import address_of
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import AbstractDataConfig, RecallData, TextData, sample
 from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, load_tokenizer
@@ -23,12 +22,13 @@ from fwpkm_jax.interchange.hf.model_folder import (
     read_weights,
 )
 from fwpkm_jax.interchange.imported_run import check_empty, start_run
+from fwpkm_jax.io.atomic import write_json
+from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.outside_files import OutsideFileError
 from fwpkm_jax.run.load import IMPORTED
+from fwpkm_jax.storage.addresses import address_of
 from fwpkm_jax.training.sharding import make_partition
-from fwpkm_jax.whole_files import write_json
 
 KEPT, TENSORS, HUB = IMPORTED, "tensors.json", "hub.json"
 """Folder in the run with what an export needs again: configuration, tokenizer, tensors' dtypes; and

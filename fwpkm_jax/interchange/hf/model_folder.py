@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fwpkm_jax.config import from_json
-from fwpkm_jax.host_memory import aligned, freed_memory_returned, is_aligned
 from fwpkm_jax.interchange.hf.described import changes
 from fwpkm_jax.interchange.hf.families import FAMILIES, Family, text_config
 from fwpkm_jax.interchange.hf.layout import Part, Parts, check_shapes, parts, plain_name, skipped
@@ -25,10 +24,11 @@ from fwpkm_jax.interchange.weights import (
     check_shape,
     refuse_other_names,
 )
+from fwpkm_jax.io.untrusted import OutsideFileError, read_json, reading, shown
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.sharding import parameter_shardings
-from fwpkm_jax.outside_files import OutsideFileError, read_json, reading, shown
+from fwpkm_jax.storage.host_memory import aligned, freed_memory_returned, is_aligned
 from fwpkm_jax.training.state import named_leaves
 
 NOTE = "fwpkm_jax"

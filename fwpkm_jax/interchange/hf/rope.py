@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from fwpkm_jax.interchange.hf.families import Family
 from fwpkm_jax.interchange.values import Values, count, real
+from fwpkm_jax.io.untrusted import shown
 from fwpkm_jax.layers.rotary import Llama3Scaling, YarnConfig
-from fwpkm_jax.outside_files import shown
 
 FULL, WINDOW, DELTA = "full_attention", "sliding_attention", "linear_attention"
 """The library's names of kinds of layers."""

@@ -13,11 +13,11 @@ from typing import Any
 from fwpkm_jax.interchange.hf.families import FAMILIES, Family, text_config
 from fwpkm_jax.interchange.hf.rope import DELTA, FULL, NO_POSITIONS, WINDOW, rotary
 from fwpkm_jax.interchange.values import Values
+from fwpkm_jax.io.untrusted import shown
 from fwpkm_jax.layers.experts import ExpertsConfig
 from fwpkm_jax.layers.mixers import AttentionConfig, GatedDeltaNetConfig
 from fwpkm_jax.layers.mlp import Activation
 from fwpkm_jax.models.config import Mixer, ModelConfig
-from fwpkm_jax.outside_files import shown
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",

@@ -14,7 +14,7 @@ from fwpkm_jax.core.documents import document_numbers, document_positions, pack_
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.sequence.in_turn import state_in_turn
+from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.layers.fast_weight_layers.steps import (
     HeadTensors,
     Segments,
@@ -27,7 +27,7 @@ from fwpkm_jax.layers.fast_weight_layers.steps import (
     token_gradients,
 )
 from fwpkm_jax.layers.parameters import LogicalAxes, Role, parameter
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_above_0, check_literals
 
 Readout = tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]
 """The head's matrix and bias."""
@@ -59,8 +59,7 @@ class FastWeightLayerConfig:
         for name in ("hidden_dim", "chunk_size", "segment_length"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1.")
-        if not self.initial_rate > 0:
-            raise ValueError(f"initial_rate={self.initial_rate} must be above 0.")
+        check_above_0(self, "initial_rate")
         if not 0 < self.initial_decay < 1:
             raise ValueError(f"initial_decay={self.initial_decay} must lie between 0 and 1.")
 
@@ -136,6 +135,7 @@ class FastWeightLayer(nnx.Module):
         )
         moving = 1 if config.steps == "output_bias" else len(HeadTensors._fields)
         self.log_rates = vector("gate", moving, jnp.log(config.initial_rate))
+        # The logit of the initial share, without the rounding of 1 - decay.
         odds = jnp.log(config.initial_decay) - jnp.log1p(-config.initial_decay)
         self.decay_logits = vector("gate", moving, odds) if config.segment_length else None
 
@@ -179,7 +179,7 @@ class FastWeightLayer(nnx.Module):
     ) -> tuple[HeadInputs, FastWeightStream]:
         """`stream` of this device's part of each sequence, inside `jax.shard_map`.
 
-        Each device waits for the steps of the device before (`core.sequence.in_turn`).
+        Each device waits for the steps of the device before (`core.sequence.sequential`).
 
         Args:
           x: of this device's tokens, like the next argument.
@@ -205,7 +205,7 @@ class FastWeightLayer(nnx.Module):
         part = (x, tokens, mask, starts)
         if not write:
             return read(start, part)[0], start
-        before = state_in_turn(lambda *one: read(*one)[1], start, part, axis=axis)
+        before = sequential_pass(lambda *one: read(*one)[1], start, part, axis=axis)
         out, end = read(before, part)
         return out, axis.from_last(end)
 
@@ -270,6 +270,7 @@ class FastWeightLayer(nnx.Module):
         last = jnp.zeros_like(tokens[:, :1])
         labels = jnp.concatenate([tokens, last], axis=1)
         follows = jnp.concatenate([real, jnp.zeros_like(real[:, :1])], axis=1)
+        # A token counts if its label has come.
         counted = jnp.concatenate([stream.waits[:, None], real], axis=1) * follows
         counted = counted if write else jnp.zeros_like(counted)
         if starts is not None:  # A document's first token is no label of the one before.
@@ -329,6 +330,7 @@ class FastWeightLayer(nnx.Module):
             x, gradients = chunk
             return advance_head(tensors, HeadTensors._make(steps), sums, x, gradients, segments)
 
+        # At the slow tensors, so that the order of steps does not matter and chunks can sum them.
         gradients = token_gradients(tensors, readout, x, labels, counted)
         sums, out = self._in_chunks(of_chunk, sums, segment, numbers, (x, gradients))
         return HeadInputs(out, None), sums

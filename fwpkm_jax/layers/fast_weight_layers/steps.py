@@ -107,6 +107,7 @@ def token_gradients(
         right = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
         return jnp.sum(counted * (jax.nn.logsumexp(logits, axis=-1) - right)), hidden
 
+    # Added zeros: the gradient after each tensor is the gradient of what is added there.
     narrow, wide = jnp.zeros_like(x), jnp.zeros((*x.shape[:2], tensors.up.shape[1]), x.dtype)
     nothing = TokenGradients(narrow, wide, wide, narrow, narrow, narrow)
     gradients, hidden = jax.grad(loss, has_aux=True)(nothing)
@@ -151,6 +152,7 @@ def advance_head(
     y = hidden @ tensors.down + tensors.down_bias[None, None] + down + down_bias
     scale, scale_sums = move_vector(steps.scale, tokens.scale, sums.scale, segments)
     shift, shift_sums = move_vector(steps.shift, tokens.shift, sums.shift, segments)
+    # Each step moves its tensor by what all earlier tokens' gradients add up to.
     out = layer_normalize(y) * (tensors.scale[None, None] + scale) + tensors.shift[None, None]
     after = HeadTensors(up_sums, up_bias_sums, down_sums, down_bias_sums, scale_sums, shift_sums)
     return after, out + shift
@@ -222,6 +224,7 @@ def _move(
       added: the sum of the chunk's gradients by their weights `[batch, length]`.
     """
     index, decay = segments.of_token, step.decay
+    # Strictly below the diagonal: a token's own step is not among those it reads.
     earlier = jnp.tri(index.shape[1], k=-1, dtype=sums.current.dtype)[None]
     goes_on, last_one = jnp.ones_like(earlier[:, 0]), jnp.ones_like(earlier[:, 0])
     if (numbers := segments.documents) is not None:

@@ -5,7 +5,7 @@ import jax
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import Memory, shares
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.streams.queue import Pending
+from fwpkm_jax.core.streams.pending import Pending
 from fwpkm_jax.layers.memories.config import FastWeightConfig
 from fwpkm_jax.layers.partition import BATCH, Partition
 from fwpkm_jax.rules import AbstractChunkRule
@@ -14,7 +14,7 @@ from fwpkm_jax.rules.base import check_memory
 
 def check_parts(config: FastWeightConfig, length: int, sequence: SequenceAxis) -> None:
     """Refuses parts of a sequence whose chunks would lie over two devices."""
-    size, splits = config.chunk_size, config.rule.splits
+    size, splits = config.chunk_size, config.rule.supports_sharding
     if length % (size * sequence.size):
         raise ValueError(
             f"chunk_size={size} with mesh.sequence={sequence.size}: parts of {length} tokens "

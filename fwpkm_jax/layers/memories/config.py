@@ -5,9 +5,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fwpkm_jax.added_fields import meant_before
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.rules import DEFAULT_RULE, AbstractChunkRule, make_rule
+from fwpkm_jax.rules.base import AbstractChunkRule
+from fwpkm_jax.rules.registry import DEFAULT_RULE, make_rule
 
 Normalizer = Literal["none", "standardize", "l2"]
 DocumentMemory = Literal["carry", "document"]
@@ -48,14 +48,11 @@ class FastWeightConfig:
     """Of rows that hold several documents. carry: the memory goes on from one to the next, and only
     pairs end with a document. document: each document starts from the memory that is passed in and
     counts chunks from its first token; for a memory per sequence."""
-    unused_gate: bool = field(default=False, metadata=meant_before(True))
-    """Keeps the gate's projection if neither option above uses it, as older runs have it. Off: a
-    layer without a use for the gate has no projection, and its gate is 1."""
 
     @property
     def has_gate(self) -> bool:
         """Whether a layer projects a gate."""
-        return self.weight_by_gate or self.gate_in_output or self.unused_gate
+        return self.weight_by_gate or self.gate_in_output
 
     @property
     def gate_in_output(self) -> bool:

@@ -14,13 +14,14 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
-from fwpkm_jax.core.chunks import AnyChunk, Memory, map_groups
+from fwpkm_jax.core.chunks import AnyChunk, Memory, map_memories
 from fwpkm_jax.core.documents import document_numbers, document_positions, same_document
-from fwpkm_jax.core.sequence.axis import SequenceAxis, places_of_part
-from fwpkm_jax.core.sequence.edges import tokens_before
-from fwpkm_jax.core.sequence.in_turn import state_in_turn
+from fwpkm_jax.core.sequence.axis import SequenceAxis, positions_of_part
+from fwpkm_jax.core.sequence.halo import halo_exchange
+from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.core.streams.documents import in_documents
-from fwpkm_jax.core.streams.streaming import Signals, read_sequences
+from fwpkm_jax.core.streams.pending import Signals
+from fwpkm_jax.core.streams.streaming import read_sequences
 from fwpkm_jax.core.targets import Pairing, shift_left
 from fwpkm_jax.layers.partition import BATCH, Partition
 from fwpkm_jax.rules import AbstractChunkRule
@@ -132,7 +133,7 @@ def _places(
     if axis is None:
         positions = document_positions(starts)
     else:
-        positions = places_of_part(starts, axis=axis, shape=starts.shape).positions
+        positions = positions_of_part(starts, axis=axis, shape=starts.shape).positions
     units = document_numbers(starts | (positions % chunk_size == 0))
     if axis is not None:
         units = units + axis.sum_before(units[:, -1])[:, None]
@@ -154,7 +155,7 @@ def _read_part(
 
     A chunk that lies over two devices is written by the second, which receives the tokens before
     its own, at most one less than a chunk. The memory itself goes from device to device
-    (`core.sequence.in_turn`), so that each has the whole of it.
+    (`core.sequence.sequential`), so that each has the whole of it.
     """
     length = starts.shape[1]
     at = jnp.arange(length, dtype=jnp.int32)[None]
@@ -169,7 +170,7 @@ def _read_part(
     open_tokens = jnp.where((count > 0) & ~starts[:, 0], positions[:, 0] % chunk_size, 0)
     edge = chunk_size - 1
     none = jax.tree.map(lambda x: jnp.zeros((x.shape[0], edge, *x.shape[2:]), x.dtype), tokens)
-    before = tokens_before(tokens, none, axis=axis)
+    before = halo_exchange(tokens, none, axis=axis)
     tokens = jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), before, tokens)
     # The open chunk's tokens come first.
     tokens = _moved(tokens, edge - open_tokens, length + edge)
@@ -184,7 +185,7 @@ def _read_part(
     def after(memory: Memory, inputs: tuple[Memory, _Rows]) -> Memory:
         return _read_rows(rule, memory, *inputs, chunk_size=chunk_size)[0]
 
-    start = state_in_turn(after, memory, (memory, rows), axis=axis)
+    start = sequential_pass(after, memory, (memory, rows), axis=axis)
     last, output, access = _read_rows(rule, start, memory, rows, chunk_size=chunk_size)
     output, access = _moved((output, access), open_tokens, length)
     return axis.from_last(last), output, access
@@ -213,7 +214,7 @@ def _read_rows(
             after, output, access, _ = rule.step(memory, rule.chunk(query, target, weights))
             return after, (output, access)
 
-        after, read = map_groups(step, memory, query, target, weights)
+        after, read = map_memories(step, memory, query, target, weights)
         if rows.ends is not None:
             written = (count == chunk_size) | rows.ends
             after = jax.vmap(lambda flag, *x: jax.tree.map(lambda a, b: jnp.where(flag, a, b), *x))(

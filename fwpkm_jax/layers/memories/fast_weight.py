@@ -2,7 +2,7 @@
 
 A memory layer is called as `layer(x, memory, *, mask, starts, write, pairing, partition)` and
 returns its output, the memory and a record. It does not add the residual: the block that holds it
-does.
+does. What streams, documents and several devices need is imported when they come.
 """
 
 from typing import Any
@@ -21,8 +21,7 @@ from fwpkm_jax.core.chunks import (
     split_groups,
 )
 from fwpkm_jax.core.numerics import l2_normalize, standardize
-from fwpkm_jax.core.streams.queue import ChunkSize, NewDocuments, Pending, init_pending
-from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.core.streams.pending import ChunkSize, NewDocuments, Pending, Signals, init_pending
 from fwpkm_jax.core.targets import (
     Pairing,
     shift_left,
@@ -35,10 +34,7 @@ from fwpkm_jax.layers.memories.checks import (
     check_stream,
 )
 from fwpkm_jax.layers.memories.config import FastWeightConfig
-from fwpkm_jax.layers.memories.documents import run_documents, within_documents
-from fwpkm_jax.layers.memories.parts import read_or_run, read_partitioned
 from fwpkm_jax.layers.memories.record import FastWeightInfo, call_info
-from fwpkm_jax.layers.memories.stream import advance, write_waiting
 from fwpkm_jax.layers.norms import RMSNorm, normed_maps, normed_mix_map
 from fwpkm_jax.layers.parameters import declare_linear
 from fwpkm_jax.layers.partition import Partition
@@ -142,20 +138,17 @@ class FastWeight(nnx.Module):
         maps = [(self.query_norm, self.query_proj), (self.value_norm, self.value_proj)]
         if self.gate_proj is not None and self.gate_norm is not None:
             maps.append((self.gate_norm, self.gate_proj))
-        projected, *others = normed_maps(x, maps)
+        query, *others = normed_maps(x, maps)
         value, *gates = (y.astype(memory_dtype) for y in others)
-        query = projected.astype(memory_dtype)
-        # The halves of the whole query, all heads together, as in the authors' release.
-        halves = query.reshape(*query.shape[:-1], 2, -1)
-        query = _NORMALIZERS[self.config.query_norm](halves)
-        if narrow and self.config.query_norm == "none" and projected.dtype == jnp.bfloat16:
-            query = projected
+        if not (narrow and self.config.query_norm == "none" and query.dtype == jnp.bfloat16):
+            # The halves of the whole query, all heads together, as in the authors' release.
+            halves = query.astype(memory_dtype).reshape(*x.shape[:2], 2, -1)
+            query = _NORMALIZERS[self.config.query_norm](halves)
         query = query.reshape(*x.shape[:2], rule.num_heads, rule.key_dim)
         value = _NORMALIZERS[self.config.value_norm](value)
-        gate = jnp.ones(x.shape[:2], memory_dtype)
-        if gates:
-            gate = jax.nn.sigmoid(jnp.mean(gates[0], axis=-1))
-        real = jnp.ones_like(gate) if mask is None else mask.astype(memory_dtype)
+        ones = jnp.ones(x.shape[:2], memory_dtype)
+        gate = jax.nn.sigmoid(jnp.mean(gates[0], axis=-1)) if gates else ones
+        real = ones if mask is None else mask.astype(memory_dtype)
         return Signals(query, value, gate, real)
 
     def merge(
@@ -230,58 +223,74 @@ class FastWeight(nnx.Module):
         """
         config, rule = self.config, self.config.rule
         self._check(x, mask, memory, starts)
-        own = write and starts is not None and config.documents == "document"
-        # Memories of documents form their chunks anew, and parts of several devices are joined.
-        narrow = write and partition is None and not own and rule.narrow_queries
+        if write and starts is not None and config.documents == "document":
+            return self._by_documents(x, memory, mask, starts, pairing, partition)
+        # The tokens of several devices are joined in float32.
+        narrow = write and partition is None and rule.keeps_bfloat16_queries
         signals = self.signals(x, mask, narrow=narrow)
-        loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
-        if starts is not None and own:
-            check_own_memory(memory, len(x), partition)
-            weighted = signals._replace(gate=loss_gate)
-            out = run_documents(
-                rule,
-                memory,
-                weighted,
-                starts.astype(bool),
-                mask,
-                chunk_size=config.chunk_size,
-                pairing=pairing,
-                partition=partition,
-            )
-            facts = call_info(rule, signals, out.losses, out.paired, out.access, None, partition)
-            sequences = None if partition is not None else 1
-            output = self.merge(out.read, signals, dtype=x.dtype, sequences=sequences)
-            return output, out.memory, facts
-
         # Each token is paired with the value that it should have read.
         sequence = rule.sequence(
             signals.query,
             signals.value,
-            gate=loss_gate,
+            gate=signals.gate if config.weight_by_gate else None,
             mask=mask,
             chunk_size=config.chunk_size,
             pairing=pairing,
         )
         if starts is not None:
+            from fwpkm_jax.layers.memories.documents import within_documents
+
             sequence = within_documents(sequence, starts, lookahead=rule.lookahead)
+        groups = jax.tree.leaves(memory)[0].shape[0]
         if write and partition is None:
             # Sequences of one group share a memory, which is read and written chunk by chunk.
-            groups = jax.tree.leaves(memory)[0].shape[0]
             grouped = jax.tree.map(lambda leaf: split_groups(leaf, groups), sequence)
             memory, read, access, info = rule.run_groups(
                 memory, grouped, chunk_size=config.chunk_size
             )
             read, access = jax.tree.map(merge_groups, (read, access))
         else:
+            from fwpkm_jax.layers.memories.parts import read_or_run
+
             memory, read, access, info = read_or_run(
                 config, memory, sequence, write=write, partition=partition
             )
-        shared = len(x) // jax.tree.leaves(memory)[0].shape[0] if write else 1
-        sequences = None if partition is not None else shared
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
         facts = call_info(rule, signals, losses, sequence.paired, access, info, partition)
+        shared = len(x) // groups if write else 1
+        sequences = None if partition is not None else shared
         output = self.merge(read, signals, dtype=x.dtype, sequences=sequences)
         return output, memory, facts
+
+    def _by_documents(
+        self,
+        x: Float[Array, "batch length model"],
+        memory: Memory,
+        mask: TokenMask | None,
+        starts: Bool[Array, "batch length"],
+        pairing: Pairing,
+        partition: Partition | None,
+    ) -> tuple[Float[Array, "batch length model"], Memory, FastWeightInfo]:
+        """The layer's call for rows whose documents each start from the memory that comes in."""
+        check_own_memory(memory, len(x), partition)
+        config, signals = self.config, self.signals(x, mask)
+        loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
+        from fwpkm_jax.layers.memories.documents import run_documents
+
+        out = run_documents(
+            config.rule,
+            memory,
+            signals._replace(gate=loss_gate),
+            starts.astype(bool),
+            mask,
+            chunk_size=config.chunk_size,
+            pairing=pairing,
+            partition=partition,
+        )
+        facts = call_info(config.rule, signals, out.losses, out.paired, out.access, None, partition)
+        sequences = None if partition is not None else 1
+        output = self.merge(out.read, signals, dtype=x.dtype, sequences=sequences)
+        return output, out.memory, facts
 
     def init_pending(self, batch: int, groups: int, *, max_chunk_size: int, dtype: Any) -> Pending:
         """An empty queue for `stream`, leaves `[groups, batch // groups, capacity, ...]`."""
@@ -358,6 +367,8 @@ class FastWeight(nnx.Module):
         if partition is not None:
             check_stream(memory, partition)
         if write or documents is not None:
+            from fwpkm_jax.layers.memories.stream import advance
+
             memory, pending, read, access = advance(
                 rule,
                 memory,
@@ -370,6 +381,8 @@ class FastWeight(nnx.Module):
                 partition=partition,
             )
         else:
+            from fwpkm_jax.layers.memories.parts import read_partitioned
+
             read, access = read_partitioned(rule, memory, queued.query, partition)
         read, access = jax.tree.map(merge_groups, (read, access))
         if partition is not None:
@@ -396,6 +409,8 @@ class FastWeight(nnx.Module):
         check_pending(pending, memory)
         if partition is not None:
             check_stream(memory, partition)
+        from fwpkm_jax.layers.memories.stream import write_waiting
+
         return write_waiting(self.config.rule, memory, pending, partition=partition)
 
     def _check(

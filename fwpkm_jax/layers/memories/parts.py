@@ -12,10 +12,10 @@ from fwpkm_jax.core.chunks import (
     RunOutput,
     merge_groups,
     split_groups,
-    uncut,
+    strip_chunk_size,
 )
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.sequence.in_turn import state_in_turn
+from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.core.slots.options.devices import MemoryAxes
 from fwpkm_jax.core.streams.streaming import read_sequences
 from fwpkm_jax.layers.memories.checks import check_no_overlay, check_parts
@@ -131,8 +131,8 @@ def run_parts(
 
     A table that devices share by columns or slots is written by all of them at the same time: they
     exchange tokens, so that each has an equal share of every chunk. A memory that cannot be split
-    goes from device to device instead (`core.sequence.in_turn`), and each device has the whole of
-    it afterwards.
+    goes from device to device instead (`core.sequence.sequential`), and each device has the whole
+    of it afterwards.
 
     Args:
       rule: of one memory.
@@ -145,10 +145,12 @@ def run_parts(
     if along is None:
         return rule.run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
     if axes is not None:
-        sequence = uncut(sequence, chunk_size)
-        dealt = jax.tree.map(lambda x: along.deal_chunks(x, chunk_size, dim=2), sequence)
+        sequence = strip_chunk_size(sequence, chunk_size)
+        interleaved = jax.tree.map(
+            lambda x: along.interleave_chunks(x, chunk_size, dim=2), sequence
+        )
         share = chunk_size // along.size
-        out = rule.run_groups(memory, dealt, chunk_size=share, axes=axes)
+        out = rule.run_groups(memory, interleaved, chunk_size=share, axes=axes)
         output, access = jax.tree.map(
             lambda x: along.collect_chunks(x, chunk_size, dim=2), (out.output, out.access)
         )
@@ -157,6 +159,6 @@ def run_parts(
     def write(memory: Memory, part: AnyChunk) -> Any:
         return rule.run_groups(memory, part, chunk_size=chunk_size).memory
 
-    before = state_in_turn(write, memory, sequence, axis=along)
+    before = sequential_pass(write, memory, sequence, axis=along)
     out = rule.run_groups(before, sequence, chunk_size=chunk_size)
     return out._replace(memory=along.from_last(out.memory))

@@ -13,8 +13,7 @@ from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.padding import pack_tokens
 from fwpkm_jax.core.streams import streaming
 from fwpkm_jax.core.streams.flush import flush
-from fwpkm_jax.core.streams.queue import ChunkSize, NewDocuments, Pending
-from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.core.streams.pending import ChunkSize, NewDocuments, Pending, Signals
 from fwpkm_jax.layers.partition import BATCH, Partition
 from fwpkm_jax.rules import AbstractChunkRule
 

@@ -1,29 +1,34 @@
 """Token mixers; `base` is their contract, `register_mixer` gives one a name."""
 
-from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
-from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, OwnMemory
-from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
-from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
-from fwpkm_jax.layers.mixers.matrix_memory import (
-    MatrixMemory,
-    MatrixMemoryConfig,
-    MatrixMixerConfig,
-)
-from fwpkm_jax.layers.mixers.persistent import PersistentTokens
-from fwpkm_jax.layers.mixers.registry import (
-    mixer_config,
-    mixer_module,
-    mixer_names,
-    register_mixer,
-)
-from fwpkm_jax.layers.mixers.titans import Titans
-from fwpkm_jax.layers.mixers.titans_config import TitansConfig
-from fwpkm_jax.layers.mixers.titans_wirings import (
-    TitansMAC,
-    TitansMAG,
-    TitansMAL,
-    TitansMixerConfig,
-)
+from typing import TYPE_CHECKING
+
+from fwpkm_jax.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
+    from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, MixerMemory
+    from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+    from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
+    from fwpkm_jax.layers.mixers.matrix_memory import (
+        MatrixMemory,
+        MatrixMemoryConfig,
+        MatrixMixerConfig,
+    )
+    from fwpkm_jax.layers.mixers.persistent import PersistentTokens
+    from fwpkm_jax.layers.mixers.registry import (
+        mixer_config,
+        mixer_module,
+        mixer_names,
+        register_mixer,
+    )
+    from fwpkm_jax.layers.mixers.titans import Titans
+    from fwpkm_jax.layers.mixers.titans_config import TitansConfig
+    from fwpkm_jax.layers.mixers.titans_variants import (
+        TitansMAC,
+        TitansMAG,
+        TitansMAL,
+        TitansMixerConfig,
+    )
 
 __all__ = [
     "AbstractMixer",
@@ -38,7 +43,7 @@ __all__ = [
     "MatrixMemory",
     "MatrixMemoryConfig",
     "MatrixMixerConfig",
-    "OwnMemory",
+    "MixerMemory",
     "PersistentTokens",
     "Titans",
     "TitansConfig",
@@ -51,3 +56,38 @@ __all__ = [
     "mixer_names",
     "register_mixer",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "fwpkm_jax.layers.mixers.attention": ("Attention", "AttentionConfig"),
+        "fwpkm_jax.layers.mixers.base": (
+            "AbstractMixer",
+            "AbstractMixerConfig",
+            "Mask",
+            "MixerMemory",
+        ),
+        "fwpkm_jax.layers.mixers.gated_delta_net": ("GatedDeltaNet", "GatedDeltaNetConfig"),
+        "fwpkm_jax.layers.mixers.lact": ("LaCT", "LaCTConfig"),
+        "fwpkm_jax.layers.mixers.matrix_memory": (
+            "MatrixMemory",
+            "MatrixMemoryConfig",
+            "MatrixMixerConfig",
+        ),
+        "fwpkm_jax.layers.mixers.persistent": ("PersistentTokens",),
+        "fwpkm_jax.layers.mixers.registry": (
+            "mixer_config",
+            "mixer_module",
+            "mixer_names",
+            "register_mixer",
+        ),
+        "fwpkm_jax.layers.mixers.titans": ("Titans",),
+        "fwpkm_jax.layers.mixers.titans_config": ("TitansConfig",),
+        "fwpkm_jax.layers.mixers.titans_variants": (
+            "TitansMAC",
+            "TitansMAG",
+            "TitansMAL",
+            "TitansMixerConfig",
+        ),
+    },
+)

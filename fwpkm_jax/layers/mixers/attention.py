@@ -1,5 +1,6 @@
 """Gated softmax attention, full or over a sliding window."""
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,11 +22,8 @@ from fwpkm_jax.core.attention.softmax import (
 )
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
-from fwpkm_jax.layers.mixers.attention_over_devices import (
-    Cache,
-    attend_over_devices,
-    places_over_devices,
-)
+from fwpkm_jax.core.sequence.axis import Positions, SequenceAxis, positions_of_part
+from fwpkm_jax.layers.mixers.attention_shard import Cache, attend_shard
 from fwpkm_jax.layers.mixers.base import (
     AbstractMixer,
     AbstractMixerConfig,
@@ -39,15 +37,15 @@ from fwpkm_jax.layers.mixers.window_cache import (
     attend_window,
 )
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.parameters import declare_linear
-from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
+from fwpkm_jax.layers.parameters import linear_map
+from fwpkm_jax.layers.partition import BATCH, HEADS, SEQUENCE, Partition
 from fwpkm_jax.layers.rotary import (
     Llama3Scaling,
     YarnConfig,
     apply_rotary,
     rotary_frequencies,
 )
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,20 +89,13 @@ class AttentionConfig(AbstractMixerConfig):
 
     def __post_init__(self):
         check_literals(self)
-        for name in ("num_heads", "num_kv_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not positive.")
+        check_least(self, num_heads=1, num_kv_heads=1, head_dim=1)
+        check_above_0(self, "linear_scaling", "score_dim", "window")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} is not a multiple of "
                 f"num_kv_heads={self.num_kv_heads}; query heads share key heads evenly."
             )
-        if self.score_dim is not None and self.score_dim < 1:
-            raise ValueError(
-                f"score_dim={self.score_dim} must be at least 1, or None for head_dim."
-            )
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window={self.window} sees nothing; use 1 or more, None for full.")
         if self.rope_theta <= 1:
             raise ValueError(f"rope_theta={self.rope_theta} must exceed 1; usual is 10000.")
         turns = 0 < self.rotary_fraction <= 1 and self.rotary_dim >= 2 and self.rotary_dim % 2 == 0
@@ -121,8 +112,6 @@ class AttentionConfig(AbstractMixerConfig):
                 f"{' and '.join(given)} all stretch the positions; set one of them, the others to "
                 "None."
             )
-        if self.linear_scaling is not None and not self.linear_scaling > 0:
-            raise ValueError(f"linear_scaling={self.linear_scaling} must be above 0.")
 
     @property
     def has_output_bias(self) -> bool:
@@ -150,7 +139,7 @@ class AttentionConfig(AbstractMixerConfig):
         }
 
     @property
-    def reach(self) -> int | None:
+    def receptive_field(self) -> int | None:
         return self.window
 
     def in_window(self, window: int) -> "AttentionConfig | None":
@@ -191,18 +180,15 @@ class Attention(AbstractMixer):
     ):
         """Args: `dtype` of activations, None for the input's; parameters are float32."""
         check_rngs(rngs)
-
-        def linear(inputs: int, outputs: int, *axes: str, bias: bool = config.bias) -> nnx.Linear:
-            init = nnx.initializers.normal(init_std)
-            options = {"use_bias": bias, "dtype": dtype, "kernel_init": init, "rngs": rngs}
-            return nnx.Linear(inputs, outputs, **options, **declare_linear(*axes))
-
+        # Kernels lie with their heads, so that devices along `model` have whole heads.
+        options: dict[str, Any] = {"init_std": init_std, "use_bias": config.bias, "dtype": dtype}
+        linear = functools.partial(linear_map, **options, rngs=rngs)
         self.config = config
         heads, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q_proj = linear(model_dim, heads * (1 + config.gated), "embed", "heads")
         self.k_proj = linear(model_dim, keys, "embed", "heads")
         self.v_proj = linear(model_dim, keys, "embed", "heads")
-        self.o_proj = linear(heads, model_dim, "heads", "embed", bias=config.has_output_bias)
+        self.o_proj = linear(heads, model_dim, "heads", "embed", use_bias=config.has_output_bias)
 
         def norm(heads: int) -> RMSNorm | None:
             if config.qk_norm == "none":
@@ -224,6 +210,7 @@ class Attention(AbstractMixer):
         """
         capacity = max_length if self.config.window is None else self.config.window
         shape = (batch, capacity, self.config.num_kv_heads, self.config.head_dim)
+        # Full attention writes its long cache in place; a window's is copied at every call.
         kind = RingCache if self.config.window is None else AttentionCache
         return kind(
             keys=jnp.zeros(shape, dtype),
@@ -251,8 +238,9 @@ class Attention(AbstractMixer):
         cache: Cache | None = None,
         persistent: Float[Array, "persistent model"] | None = None,
         before: ReadBefore | None = None,
+        axis: SequenceAxis | None = None,
     ) -> tuple[Float[Array, "batch length model"], Cache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
+        """The layer's output, and the cache to continue from; see `AbstractMixer.mix`.
 
         Args:
           x: `[batch, length, model]`.
@@ -262,20 +250,22 @@ class Attention(AbstractMixer):
           persistent: tokens that every token sees beside its window, as if they stood right before
             its document; the same in each call of a stream.
           before: with `starts`, tokens that stand before each document, in its window.
+          axis: over which the sequence lies; without persistent tokens and without `before`.
 
         Raises:
           ValueError: persistent tokens, or tokens before each document, for full attention.
         """
-        batch, length, _ = x.shape
+        if axis is not None:
+            return self._mix_shard(x, axis, mask, starts, cache)
         packing = None if mask is None else pack_tokens(mask)
-        first = None if cache is None else cache.next_position
-        read = 0 if before is None else before.number
-        shape = (batch, length)
         positions, documents = token_positions(
-            starts, packing, shape=shape, first=first, begin=read
+            starts,
+            packing,
+            shape=x.shape[:2],
+            first=None if cache is None else cache.next_position,
+            begin=0 if before is None else before.number,
         )
-        if packing is not None:
-            x = pack(x, packing)
+        x = x if packing is None else pack(x, packing)
         query, key, value, gate = self.project(x, positions)
         in_front = None if persistent is None else self._persistent(persistent)
         if before is not None:
@@ -287,13 +277,26 @@ class Attention(AbstractMixer):
             output = ring_attention(query, key, value, cache, **new)
             cache = put_in_ring(cache, key, value, after=output, **new)
         else:
-            counts = None if packing is None else packing.counts
-            fresh = None if before is None else before.cache
             output, cache = attend_window(
-                query, key, value, positions, cache, counts, in_front, documents, fresh
+                *(query, key, value, positions, cache),
+                counts=None if packing is None else packing.counts,
+                persistent=in_front,
+                documents=documents,
+                fresh=None if before is None else before.cache,
             )
         y = self.gated(output, gate)
         return y if packing is None else unpack(y, packing), cache
+
+    def _mix_shard(
+        self, x: jax.Array, axis: SequenceAxis, mask: Mask, starts: Starts, cache: Cache | None
+    ) -> tuple[jax.Array, Cache | None]:
+        """`mix` of this device's shard of each sequence."""
+        first = None if cache is None else cache.next_position
+        at = positions_of_part(starts, axis=axis, shape=x.shape[:2], first=first, mask=mask)
+        query, key, value, gate = self.project(x, at.positions)
+        options: dict[str, Any] = {"window": self.config.window, "cache": cache, "mask": mask}
+        output, cache = attend_shard(query, key, value, at, axis=axis, **options)
+        return self.gated(output, gate), cache
 
     def gated(
         self, attended: Float[Array, "batch length heads head"], gate: jax.Array | None
@@ -303,22 +306,7 @@ class Attention(AbstractMixer):
             attended = attended * jax.nn.sigmoid(gate)
         return self.o_proj(attended.reshape(*attended.shape[:2], -1))
 
-    def mix_partitioned(
-        self, x: Float[Array, "batch length model"], partition: Partition, starts: Starts = None
-    ) -> Float[Array, "batch length model"]:
-        """`mix`, each device with its own sequences and heads."""
-        self._check_heads(partition)
-        positions, documents = token_positions(starts, None, shape=x.shape[:2], first=None)
-        query, key, value, gate = self.project(x, positions)
-        by_head = P(BATCH, None, HEADS)
-        attend = partition.run(
-            self.attend,
-            in_specs=(by_head, by_head, by_head, P(BATCH), P(BATCH)),
-            out_specs=by_head,
-        )
-        return self.gated(attend(query, key, value, positions, documents), gate)
-
-    def mix_sequence(
+    def mix_over_devices(
         self,
         x: Float[Array, "batch length model"],
         partition: Partition,
@@ -327,25 +315,48 @@ class Attention(AbstractMixer):
         starts: Starts = None,
         cache: Cache | None = None,
     ) -> tuple[Float[Array, "batch length model"], Cache | None]:
-        """`mix`, each device with its own part of each sequence and its own heads.
+        """`mix`, each device with its own sequences, its own shard of each, and its own heads.
 
         Keys and values of full attention travel around the devices; of a window, only the last
-        ones of each part are sent, to the next.
+        ones of each shard are sent, to the next.
         """
-        self._check_heads(partition)
-        first = None if cache is None else cache.next_position
-        at = places_over_devices(partition, x.shape[:2], mask=mask, starts=starts, first=first)
-        query, key, value, gate = self.project(x, at.positions)
-        options: dict[str, Any] = {"window": self.config.window, "cache": cache, "mask": mask}
-        output, cache = attend_over_devices(partition, query, key, value, at, **options)
-        return self.gated(output, gate), cache
-
-    def _check_heads(self, partition: Partition) -> None:
-        for name, number in self.config.split_numbers.items():
+        config, axis = self.config, partition.sequence
+        for name, number in config.split_numbers.items():
             partition.check_divides(name, number, HEADS)
+        tokens, by_head, in_cache = partition.tokens(), partition.tokens(HEADS), None
+        first = None
+        if cache is not None:
+            # Keys and values lie with their heads, positions on every device.
+            heads, rows, first = P(BATCH, None, HEADS), P(BATCH), cache.next_position
+            in_cache = type(cache)(heads, heads, rows, rows)  # pyright: ignore[reportArgumentType]
+        length = x.shape[1] // partition.size(SEQUENCE)
+
+        def places(mask: Mask, starts: Starts, first: Any) -> Positions:
+            shape = (x.shape[0] // partition.size(*BATCH), length)
+            if axis is None:
+                return Positions(*token_positions(starts, None, shape=shape, first=None))
+            return positions_of_part(starts, axis=axis, shape=shape, first=first, mask=mask)
+
+        def attend(query, key, value, at, cache, mask):
+            if axis is None:
+                return self.attend(query, key, value, *at), None
+            options: dict[str, Any] = {"window": config.window, "cache": cache, "mask": mask}
+            return attend_shard(query, key, value, at, axis=axis, **options)
+
+        at = partition.run(places, in_specs=(tokens, tokens, P(BATCH)), out_specs=tokens)(
+            mask, starts, first
+        )
+        query, key, value, gate = self.project(x, at.positions)
+        output, cache = partition.run(
+            attend,
+            in_specs=(by_head, by_head, by_head, tokens, in_cache, tokens),
+            out_specs=(by_head, in_cache),
+        )(query, key, value, at, cache, mask)
+        return self.gated(output, gate), cache
 
     def _persistent(self, tokens: jax.Array) -> Persistent:
         self._check_window()
+        # They stand right before position 0, whatever the document.
         positions = jnp.arange(-tokens.shape[0], 0, dtype=jnp.int32)[None]
         projected = self.project(tokens[None], positions)
         return Persistent(projected.key[0], projected.value[0])
@@ -353,6 +364,7 @@ class Attention(AbstractMixer):
     def _in_window(self, before: ReadBefore) -> Persistent:
         """The last of the tokens before each document, as many as a window holds."""
         cache, capacity = before.cache, self._check_window()
+        # The cache is filled from its end; entries before hold no token.
         last = slice(max(0, capacity - before.number), None)
         return Persistent(*(x[0, last] for x in (cache.keys, cache.values, cache.positions)))
 
@@ -371,6 +383,7 @@ class Attention(AbstractMixer):
         shape = (*x.shape[:2], -1, config.head_dim)
         query, gate = self.q_proj(x), None
         if config.gated:
+            # Each head's columns are its query, then its gate.
             query, gate = jnp.split(query.reshape(*x.shape[:2], config.num_heads, -1), 2, axis=-1)
         query = self._normed(self.q_norm, query.reshape(shape))
         key = self._normed(self.k_norm, self.k_proj(x).reshape(shape))
@@ -382,6 +395,7 @@ class Attention(AbstractMixer):
             )
             query, key = (apply_rotary(y, positions, rotary=rotary) for y in (query, key))
         if config.score_dim is not None:
+            # The scores' own factor is head_dim^-0.5; this makes it score_dim^-0.5.
             query = query * math.sqrt(config.head_dim / config.score_dim)
         return AttentionInputs(query, key, self.v_proj(x).reshape(shape), gate)
 
@@ -389,6 +403,7 @@ class Attention(AbstractMixer):
         """Heads `[batch, length, heads, head]`, normed one by one or together."""
         if norm is None:
             return x
+        # OLMo norms all heads together, Qwen each head alone.
         if self.config.qk_norm == "head":
             return norm(x)
         return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)

@@ -13,15 +13,14 @@ default:
 |---|---|
 | `AbstractMixerConfig.label` | the class's name |
 | `AbstractMixerConfig.split_numbers` | heads are not split over devices |
-| `AbstractMixerConfig.reach` | every earlier token |
+| `AbstractMixerConfig.receptive_field` | every earlier token |
 | `AbstractMixerConfig.in_window` | no attention that a training step could limit |
-| `AbstractMixerConfig.own_memory` | no fast weights written in chunks of the mixer's own |
-| `AbstractMixerConfig.extra_products` | one multiplication per parameter and token |
+| `AbstractMixerConfig.mixer_memory` | no fast weights written in chunks of the mixer's own |
 | `AbstractMixer.output_map` | no linear map of its own into the residual stream |
-| `AbstractMixer.mix_partitioned` | each device takes whole sequences |
-| `AbstractMixer.mix_part` | devices with parts of a sequence pass the cache on, in turn |
+| `AbstractMixer.mix_over_devices` | each device runs `mix` on its sequences or its shards of them |
 | `AbstractMixer.capacity` | the cache's size does not depend on the stream's length |
 | `starts`, an argument of `mix` | rows that hold several documents are refused |
+| `axis`, an argument of `mix` | devices with shards of a sequence pass the cache on, in turn |
 """
 
 import abc
@@ -42,7 +41,7 @@ from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.documents import pack_starts, starts_at_real
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.sequence.in_turn import state_in_turn
+from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.layers.partition import BATCH, SEQUENCE, Partition
 
 Mask = TokenMask | None
@@ -64,7 +63,7 @@ class ReadBefore(NamedTuple):
     number: int
 
 
-class OwnMemory(NamedTuple):
+class MixerMemory(NamedTuple):
     """Fast weights that a mixer writes in chunks of its own and starts anew for each sequence.
 
     Attributes:
@@ -79,6 +78,9 @@ class OwnMemory(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class AbstractMixerConfig(abc.ABC):
     """The configuration of a token mixer: hashable, and written to a run's `config.json`."""
+
+    registry: ClassVar[str] = "fwpkm_jax.layers.mixers.registry"
+    """The module whose `load_all` imports every mixer of this package."""
 
     @abc.abstractmethod
     def build(
@@ -114,7 +116,7 @@ class AbstractMixerConfig(abc.ABC):
         return {}
 
     @property
-    def reach(self) -> int | None:
+    def receptive_field(self) -> int | None:
         """How many tokens an output can depend on, its own included; None: all before it."""
         return None
 
@@ -128,19 +130,9 @@ class AbstractMixerConfig(abc.ABC):
         return None
 
     @property
-    def own_memory(self) -> OwnMemory | None:
+    def mixer_memory(self) -> MixerMemory | None:
         """The mixer's own chunk-wise memory, which evaluations cannot write or carry on."""
         return None
-
-    def extra_products(self, model_dim: int, length: int) -> float:
-        """Multiplications of a token in a forward pass beyond one for each parameter.
-
-        Args:
-          model_dim: width of input and output.
-          length: tokens of a sequence.
-        """
-        del model_dim, length
-        return 0.0
 
 
 class AbstractMixer(nnx.Module):
@@ -154,8 +146,8 @@ class AbstractMixer(nnx.Module):
     gives the same outputs as in a row of its own.
     """
 
-    takes_parts: ClassVar[bool] = True
-    """Whether several devices may hold a part of each sequence (`mesh.sequence`)."""
+    context_parallel: ClassVar[bool] = True
+    """Whether several devices may hold a shard of each sequence (`mesh.sequence`)."""
 
     def __call__(
         self,
@@ -168,7 +160,7 @@ class AbstractMixer(nnx.Module):
     ) -> tuple[Float[Array, "batch length model"], Any]:
         """The mixer's output without the residual, and the cache to continue from.
 
-        Subclasses define `mix`, and `mix_partitioned` where they can split more than sequences.
+        Subclasses define `mix`, and `mix_over_devices` where they can split more than sequences.
 
         Args:
           x: `[batch, length, model]`, at least one token.
@@ -188,7 +180,7 @@ class AbstractMixer(nnx.Module):
         Raises:
           ValueError: `x`, `mask` or `starts` has another shape or dtype, `partition` comes with a
             cache and whole sequences, `starts` is given to a mixer that does not take it, or the
-            mixer takes no parts of sequences.
+            mixer takes no shards of sequences.
         """
         output = self.output_map
         check_arrays(
@@ -200,48 +192,51 @@ class AbstractMixer(nnx.Module):
         documents = {} if starts is None else {"starts": self._checked_starts(starts)}
         if partition is None:
             return self.mix(x, mask=mask, cache=cache, **documents)
-        return self._over_devices(x, mask, partition, cache, **documents)
+        return self._over_devices(x, partition, cache, mask=mask, **documents)
 
     def _over_devices(
-        self, x: jax.Array, mask: Mask, partition: Partition, cache: Any, starts: Starts = None
+        self, x: jax.Array, partition: Partition, cache: Any, *, mask: Mask, starts: Starts = None
     ) -> tuple[jax.Array, Any]:
         """`__call__` over several devices: checks, and without an effect of what is at padding."""
-        documents = {} if starts is None else {"starts": starts}
         if partition.sequence is not None:
-            self._check_parts(x, partition)
-            if mask is None:
-                return self.mix_sequence(x, partition, cache=cache, **documents)
-            if starts is not None:
-                documents["starts"] = starts_at_real(starts, mask)
-            real = mask.astype(bool)[:, :, None]
-            x = jnp.where(real, x, 0)
-            y, cache = self.mix_sequence(x, partition, mask=mask, cache=cache, **documents)
-            return jnp.where(real, y, 0), cache
-        if cache is not None:
+            if not self.context_parallel:
+                raise ValueError(
+                    f"mesh.sequence={partition.size(SEQUENCE)}: {type(self).__name__} takes no "
+                    "shards of sequences; set mesh.sequence=1, or use other layers."
+                )
+            partition.check_divides("The length of a sequence", x.shape[1], SEQUENCE)
+        elif cache is not None:
             raise ValueError(
                 "partition goes with whole sequences; leave out the cache, or pass partition=None."
             )
         if mask is None:
-            return self.mix_partitioned(x, partition, **documents), None
+            return self.mix_over_devices(x, partition, starts=starts, cache=cache)
+        if partition.sequence is not None:
+            # A start at padding would be lost with it; the next real token takes it over.
+            starts = None if starts is None else starts_at_real(starts, mask)
+            real = mask.astype(bool)[:, :, None]
+            # NaN at padding would spread through sums that a weight of 0 does not stop.
+            x = jnp.where(real, x, 0)
+            given = {"mask": mask, "starts": starts, "cache": cache}
+            y, cache = self.mix_over_devices(x, partition, **given)
+            return jnp.where(real, y, 0), cache
         # Padding goes behind all real tokens, none of which can see it; each device moves tokens of
         # its own sequences.
         rows = {"in_specs": P(BATCH), "out_specs": P(BATCH)}
         packing = partition.run(pack_tokens, **rows)(mask)
         x = partition.run(pack, **rows)(x, packing)
         if starts is not None:
-            documents["starts"] = partition.run(pack_starts, **rows)(starts, packing)
-        y = self.mix_partitioned(x, partition, **documents)
+            starts = partition.run(pack_starts, **rows)(starts, packing)
+        y, _ = self.mix_over_devices(x, partition, starts=starts)
         return partition.run(unpack, **rows)(partition.by_sequence(y), packing), None
 
     @property
     def takes_documents(self) -> bool:
         """Whether rows may hold several documents; by default, if `mix` takes `starts`."""
-        return "starts" in inspect.signature(self.mix).parameters
+        return self._mix_takes("starts")
 
-    def _check_parts(self, x: jax.Array, partition: Partition) -> None:
-        if not self.takes_parts:
-            partition.check_whole_sequences(type(self).__name__)
-        partition.check_divides("The length of a sequence", x.shape[1], SEQUENCE)
+    def _mix_takes(self, argument: str) -> bool:
+        return argument in inspect.signature(self.mix).parameters
 
     def _checked_starts(self, starts: jax.Array) -> jax.Array:
         if not self.takes_documents:
@@ -255,7 +250,14 @@ class AbstractMixer(nnx.Module):
     def mix(
         self, x: Float[Array, "batch length model"], *, mask: Mask = None, cache: Any = None
     ) -> tuple[Float[Array, "batch length model"], Any]:
-        """`__call__` on one device."""
+        """`__call__` on one device.
+
+        With an argument `starts` it takes rows of several documents. With an argument `axis` it
+        computes this device's shard of each sequence while other devices compute theirs, inside
+        `jax.shard_map`: `mask` and `starts` are the shard's (no document starts at padding, where
+        the output may be anything), `cache` is that before the whole sequence, equal on all
+        devices, and so is the cache after it that every device returns.
+        """
 
     @abc.abstractmethod
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> Any:
@@ -267,24 +269,7 @@ class AbstractMixer(nnx.Module):
           dtype: of the activations.
         """
 
-    def mix_partitioned(
-        self, x: Float[Array, "batch length model"], partition: Partition, starts: Starts = None
-    ) -> Float[Array, "batch length model"]:
-        """`mix` of whole sequences over several devices; here each device takes its sequences.
-
-        Args:
-          x: `[batch, length, model]`, laid out by `Partition.by_sequence`.
-          partition: the devices.
-          starts: first tokens of documents.
-        """
-        documents = {} if starts is None else {"starts": starts}
-        return partition.run(
-            lambda mixer, x, documents: mixer.mix(x, **documents)[0],
-            in_specs=(P(), P(BATCH), P(BATCH)),
-            out_specs=P(BATCH),
-        )(self, x, documents)
-
-    def mix_sequence(
+    def mix_over_devices(
         self,
         x: Float[Array, "batch length model"],
         partition: Partition,
@@ -293,63 +278,70 @@ class AbstractMixer(nnx.Module):
         starts: Starts = None,
         cache: Any = None,
     ) -> tuple[Float[Array, "batch length model"], Any]:
-        """`mix` of sequences of which each device has a part; here by `mix_part`.
+        """`mix` over several devices; here each computes its own sequences, or shards of them.
 
         Args:
           x: `[batch, length, model]`, laid out by `Partition.by_sequence`.
-          partition: the devices, with an axis `sequence`.
-          mask: 0 at padding, where the output may be anything; passed only if there is padding.
+          partition: the devices.
+          mask: 0 at padding, where the output may be anything; passed only if there is padding and
+            devices hold shards of sequences.
           starts: first tokens of documents, none of them at padding.
-          cache: of the tokens before.
+          cache: of the tokens before; None for whole sequences.
         """
-        axis = partition.sequence
-        assert axis is not None
-        given = {"mask": mask, "starts": starts}
-        given = {name: x for name, x in given.items() if x is not None}
         tokens = partition.tokens()
         return partition.run(
-            lambda mixer, x, cache, given: mixer.mix_part(x, axis=axis, cache=cache, **given),
+            lambda mixer, x, cache, given: mixer.mix_shard(
+                x, axis=partition.sequence, cache=cache, **given
+            ),
             in_specs=(P(), tokens, P(BATCH), tokens),
             out_specs=(tokens, P(BATCH)),
-        )(self, x, cache, given)
+        )(self, x, cache, {"mask": mask, "starts": starts})
 
-    def mix_part(
+    def mix_shard(
         self,
         x: Float[Array, "batch length model"],
         *,
-        axis: SequenceAxis,
-        mask: Mask = None,
-        starts: Starts = None,
+        axis: SequenceAxis | None = None,
         cache: Any = None,
+        **given: Any,
     ) -> tuple[Float[Array, "batch length model"], Any]:
-        """`mix` of this device's part of each sequence, inside `jax.shard_map`.
+        """`mix` with the arguments that are not None; in turn if it does not take the `axis`.
 
-        Here each device waits for the cache of the device before, see
-        `core.sequence.in_turn.state_in_turn`. That is right for every mixer whose streams equal
-        whole sequences; a mixer that can compute its parts at the same time defines its own.
+        In turn, devices wait for the cache of the device before, see
+        `core.sequence.sequential.sequential_pass`. That is right for every mixer whose streams
+        equal whole sequences.
 
         Args:
           x: this device's tokens, as many as the others'.
-          axis: over which the sequence lies.
-          mask: of this part, as in `mix_sequence`.
-          starts: of this part, as in `mix_sequence`.
+          axis: over which the sequence lies; None: this device has the whole sequence.
           cache: of the tokens before the whole sequence, equal on all devices.
+          given: further arguments of `mix`.
 
         Returns:
-          This part's output, and on every device the cache after the last part, None if none was
+          This shard's output, and on every device the cache after the last one, None if none was
           given.
         """
+        # A mixer of another package need not know of shards.
+        if axis is not None and not self._mix_takes("axis"):
+            return self.mix_in_turn(x, axis=axis, cache=cache, **given)
+        given |= {"axis": axis}
+        return self.mix(x, cache=cache, **{name: y for name, y in given.items() if y is not None})
+
+    def mix_in_turn(
+        self, x: jax.Array, *, axis: SequenceAxis, cache: Any, **given: Any
+    ) -> tuple[jax.Array, Any]:
+        """`mix_shard` of a device that waits for the cache of the device before."""
         before = cache
         if before is None:
             length = axis.size * x.shape[1]
             before = self.init_cache(x.shape[0], max_length=length, dtype=x.dtype)
-        inputs = {"x": x, "mask": mask, "starts": starts}
-        inputs = {name: x for name, x in inputs.items() if x is not None}
 
-        def mix(cache: Any, inputs: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
-            return self.mix(**inputs, cache=cache)
+        def mix(cache: Any, inputs: dict[str, Any]) -> tuple[jax.Array, Any]:
+            return self.mix_shard(**inputs, cache=cache)
 
-        before = state_in_turn(lambda *x: mix(*x)[1], before, inputs, axis=axis)
+        inputs = {"x": x} | given
+        # The states go round first; then every device computes its outputs at the same time.
+        before = sequential_pass(lambda *of: mix(*of)[1], before, inputs, axis=axis)
         output, end = mix(before, inputs)
         return output, None if cache is None else axis.from_last(end)
 
@@ -374,6 +366,7 @@ class AbstractMixer(nnx.Module):
 
     def reset_cache(self, cache: Any) -> Any:
         """The cache before the first token, of the same size and dtypes as `cache`."""
+        # A mixer without a state has an empty cache, which needs no batch size.
         leaves = jax.tree.leaves(cache)
         if not leaves:
             return cache

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import document_numbers, pack_starts
@@ -36,8 +36,9 @@ from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, keys_as_queries
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation
 from fwpkm_jax.layers.norms import GatedRMSNorm
-from fwpkm_jax.layers.parameters import declare_linear, parameter
+from fwpkm_jax.layers.parameters import linear_map, parameter
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
+from fwpkm_jax.literals import check_above_0
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.short_convolution import Part, joined_inputs, short_convolution
@@ -66,8 +67,7 @@ class GatedDeltaNetConfig(MemoryHeads, AbstractMixerConfig):
                 f"max_strength={self.max_strength} must lie above 0 and at most at 2, or the "
                 "memory grows without bound."
             )
-        if self.norm_eps is not None and not self.norm_eps > 0:
-            raise ValueError(f"norm_eps={self.norm_eps} must be above 0, or None for the model's.")
+        check_above_0(self, "norm_eps")
 
     @property
     def conv_channels(self) -> int:
@@ -157,11 +157,7 @@ class GatedDeltaNet(AbstractMixer):
         """Args: `dtype` of activations, None for the input's; parameters are float32."""
         check_rngs(rngs)
         init = nnx.initializers.normal(init_std)
-
-        def linear(inputs: int, outputs: int, *axes: str) -> nnx.Linear:
-            options = {"use_bias": False, "dtype": dtype, "kernel_init": init, "rngs": rngs}
-            return nnx.Linear(inputs, outputs, **options, **declare_linear(*axes))
-
+        linear = functools.partial(linear_map, init_std=init_std, dtype=dtype, rngs=rngs)
         values = config.num_value_heads * config.value_head_dim
         heads = config.num_value_heads
         self.config = config
@@ -183,6 +179,7 @@ class GatedDeltaNet(AbstractMixer):
         if config.key_start == "queries":
             keys = config.key_head_dim
             kernel = self.in_proj_qkvz.kernel[...]
+            # Columns go key head by key head: its query, its key, its values, their gates.
             by_head = kernel.reshape(model_dim, config.num_key_heads, -1)
             by_head = by_head.at[..., keys : 2 * keys].set(by_head[..., :keys])
             self.in_proj_qkvz.kernel[...] = by_head.reshape(kernel.shape)
@@ -210,18 +207,14 @@ class GatedDeltaNet(AbstractMixer):
 
         Padding neither writes nor decays nor shifts the convolution.
         """
-        batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
         x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
-        projections = _without_padding(self.project(x), packing)
-        counts = None if packing is None else packing.counts
-        start = cache
-        if start is None:
-            start = self.init_cache(batch, max_length=length, dtype=projections.qkvz.dtype)
         output, end = mix_heads(
-            self.config, self.head_weights(), self.norm, projections, start, counts, starts
+            *(self.config, self.head_weights(), self.norm, self.project(x), cache),
+            packing=packing,
+            starts=starts,
         )
-        y = unpack(self.out_proj(output.reshape(batch, length, -1)), packing)
+        y = unpack(self.out_proj(output.reshape(*x.shape[:2], -1)), packing)
         return y, None if cache is None else end
 
     def project(self, x: Float[Array, "batch length model"]) -> Projections:
@@ -234,13 +227,7 @@ class GatedDeltaNet(AbstractMixer):
         """The weights of single heads, without the linear maps."""
         return HeadWeights(self.conv_weight[...], self.A_log[...], self.dt_bias[...])
 
-    def mix_partitioned(
-        self, x: Float[Array, "batch length model"], partition: Partition, starts: Starts = None
-    ) -> Float[Array, "batch length model"]:
-        """`mix`, each device with its own sequences and heads."""
-        return self.mix_sequence(x, partition, starts=starts)[0]
-
-    def mix_sequence(
+    def mix_over_devices(
         self,
         x: Float[Array, "batch length model"],
         partition: Partition,
@@ -249,16 +236,18 @@ class GatedDeltaNet(AbstractMixer):
         starts: Starts = None,
         cache: GatedDeltaNetCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], GatedDeltaNetCache | None]:
-        """`mix`, each device with its own sequences, its own part of each, and its own heads."""
+        """`mix`, each device with its own sequences, its own shard of each, and its own heads."""
         config, devices = self.config, partition.size(HEADS)
         for name, number in config.split_numbers.items():
             partition.check_divides(name, number, HEADS)
+        # A device's heads are a layer of fewer heads.
         own = replace(
             config,
             num_key_heads=config.num_key_heads // devices,
             num_value_heads=config.num_value_heads // devices,
         )
 
+        # Queries, keys and values are split by heads each; joined, a device's part would mix them.
         keys = config.num_key_heads * config.key_head_dim
 
         def by_kind(channels: jax.Array, sizes: tuple[int, int] = (keys, 2 * keys)):
@@ -269,13 +258,13 @@ class GatedDeltaNet(AbstractMixer):
             packing = None if mask is None else pack_tokens(mask)
             qkvz, ba, starts = pack_all((qkvz, ba, starts), packing)
             weights = HeadWeights(jnp.concatenate(conv_parts, axis=1), A_log, dt_bias)
-            projections = _without_padding(split_projections(own, qkvz, ba, weights), packing)
-            counts = None if packing is None else packing.counts
-            start = empty_cache(own, qkvz.shape[0], projections.qkvz.dtype)
             if before is not None:
-                start = GatedDeltaNetCache(jnp.concatenate(before[0], axis=-1), before[1])
+                before = GatedDeltaNetCache(jnp.concatenate(before[0], axis=-1), before[1])
             output, end = mix_heads(
-                own, weights, norm, projections, start, counts, starts, axis=partition.sequence
+                *(own, weights, norm, split_projections(own, qkvz, ba, weights), before),
+                packing=packing,
+                starts=starts,
+                axis=partition.sequence,
             )
             output = unpack(output.reshape(*output.shape[:2], -1), packing).reshape(output.shape)
             if before is None:
@@ -333,6 +322,7 @@ def split_projections(
 ) -> Projections:
     """The two input projections by key head, and the gates of the rule, of any subset of heads."""
     tokens, key_heads = qkvz.shape[:2], config.num_key_heads
+    # Of each key head first the strengths of its value heads, then their decays.
     b, a = jnp.split(ba.reshape(*tokens, key_heads, -1), 2, axis=-1)
 
     dtype = compute_dtype(qkvz.dtype)
@@ -344,38 +334,34 @@ def split_projections(
     )
 
 
-def _without_padding(projections: Projections, packing: Packing | None) -> Projections:
-    """The projections of packed tokens, of which padding neither writes nor decays."""
-    if packing is None:
-        return projections
-    real = packing.is_real[:, :, None]
-    return projections._replace(
-        log_decay=jnp.where(real, projections.log_decay, 0),
-        beta=jnp.where(real, projections.beta, 0),
-    )
-
-
 def mix_heads(
     config: GatedDeltaNetConfig,
     weights: HeadWeights,
     norm: GatedRMSNorm,
     projections: Projections,
-    cache: GatedDeltaNetCache,
-    counts: Int[Array, " batch"] | None,
+    cache: GatedDeltaNetCache | None,
+    *,
+    packing: Packing | None = None,
     starts: Starts = None,
     axis: SequenceAxis | None = None,
 ) -> tuple[Float[Array, "batch length heads value"], GatedDeltaNetCache]:
     """The gated norm's output, and the new cache, of the heads that `config` counts.
 
-    `counts` says how many tokens of each sequence are real (they come first), None for all;
-    `starts`, at which documents start. With an `axis` the tokens are this device's part of each
-    sequence, and the caches are those before and after the whole sequence.
+    The projections are of packed tokens if there is a `packing`, and `starts` of them the first of
+    documents. With an `axis` the tokens are this device's shard of each sequence, and the caches
+    are those before and after the whole sequence.
     """
     qkvz, log_decay, beta = projections
     parts, dtype = config.projected_parts, qkvz.dtype
     tokens, length = qkvz.shape[:2], qkvz.shape[1]
     conv_inputs = joined_inputs(qkvz, parts)
     documents = None if starts is None else document_numbers(starts)
+    counts = None
+    if packing is not None:  # Padding neither writes nor decays.
+        counts, real = packing.counts, packing.is_real[:, :, None]
+        log_decay, beta = jnp.where(real, log_decay, 0), jnp.where(real, beta, 0)
+    if cache is None:
+        cache = empty_cache(config, tokens[0], dtype)
     before = cache.conv_inputs
     if axis is not None:
         before = inputs_before(conv_inputs, before, starts, axis=axis, counts=counts)
@@ -397,6 +383,7 @@ def mix_heads(
     # which kernels for bfloat16 read half the bytes.
     query, key, value = (y.astype(dtype) for y in (query, key, value))
     value, gate = (y.reshape(*tokens, -1, config.value_head_dim) for y in (value, gate))
+    # A single token needs no chunk; the recurrence is one product and one sum.
     rule = recurrent_gated_delta_rule
     if length > 1:
         rule = functools.partial(
@@ -405,9 +392,11 @@ def mix_heads(
     memory = cache.memory
     gates = {"log_decay": log_decay, "beta": beta, "starts": starts}
     if axis is not None:
+        # What the shard does to any memory, so that devices need not wait for each other.
         part = delta_transition(key, value, **gates, chunk_size=config.chunk_size)
         memory = before_part(part, memory, axis=axis)
     output, memory = rule(query, key, value, **gates, initial_state=memory)
+    # Before the activation: the next piece convolves them again.
     latest_inputs = convolution_inputs(before, conv_inputs, counts, documents)
     end = GatedDeltaNetCache(conv_inputs=latest_inputs, memory=memory)
     return norm(output, gate), end if axis is None else axis.from_last(end)

@@ -1,5 +1,6 @@
 """LaCT: windowed attention and a fast SwiGLU that share queries, keys and values."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,18 +11,25 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.attention.softmax import blockwise_attention, masked_attention, token_positions
+from fwpkm_jax.core.attention.softmax import token_positions, whole_sequence_attention
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.numerics import compute_dtype
-from fwpkm_jax.core.padding import Packing, last_rows, pack, pack_tokens, unpack
-from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, OwnMemory, Starts
+from fwpkm_jax.core.padding import Packing, pack, pack_tokens, unpack
+from fwpkm_jax.layers.mixers.base import (
+    AbstractMixer,
+    AbstractMixerConfig,
+    Mask,
+    MixerMemory,
+    Starts,
+)
 from fwpkm_jax.layers.mixers.lact_stream import FastStream, FastTokens, read_documents, read_whole
 from fwpkm_jax.layers.mixers.registry import register_mixer
-from fwpkm_jax.layers.mixers.window_cache import AttentionCache, of_last_document
+from fwpkm_jax.layers.mixers.window_cache import AttentionCache, attend_window
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.parameters import Role, declare_linear, parameter
+from fwpkm_jax.layers.parameters import Role, linear_map, parameter
 from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
+from fwpkm_jax.literals import check_above_0, check_least
 from fwpkm_jax.rules.lact import LaCTMemory, LaCTRule, SwiGLUWeights
 
 _NORM_EPSILON = 1e-5
@@ -66,14 +74,8 @@ class LaCTConfig(AbstractMixerConfig):
     """Stretching of the positions to longer contexts; see `AttentionConfig`."""
 
     def __post_init__(self):
-        names = ("num_heads", "num_fast_heads", "hidden_dim", "chunk_size", "window", "low_rank")
-        for name in names:
-            if name == "low_rank" and self.low_rank is None:
-                continue
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        if not self.base_rate > 0:
-            raise ValueError(f"base_rate={self.base_rate} must be above 0.")
+        check_least(self, num_heads=1, num_fast_heads=1, hidden_dim=1, chunk_size=1, window=1)
+        check_above_0(self, "low_rank", "base_rate")
         if self.rope_theta <= 1:
             raise ValueError(f"rope_theta={self.rope_theta} must exceed 1; usual is 10000.")
 
@@ -85,24 +87,8 @@ class LaCTConfig(AbstractMixerConfig):
         return "LaCT"
 
     @property
-    def own_memory(self) -> OwnMemory:
-        return OwnMemory("LaCT", self.chunk_size)
-
-    def extra_products(self, model_dim: int, length: int) -> float:
-        """The fast networks' products: a token passes 3 matrices to be read and 6 to be written.
-
-        The count of parameters includes the initial gate and up matrices, whole or as factors. A
-        token multiplies by those of its sequence instead, so the initial ones are subtracted. The
-        last chunk of a sequence is never written.
-        """
-        width = model_dim // self.num_fast_heads
-        matrix = self.num_fast_heads * width * self.hidden_dim
-        starts = 2 * matrix
-        if self.low_rank is not None:
-            starts = 2 * self.num_fast_heads * self.low_rank * (width + self.hidden_dim)
-        written = (length - 1) // self.chunk_size * self.chunk_size / length
-        products = (3 + 6 * written) * matrix
-        return products - matrix - starts
+    def mixer_memory(self) -> MixerMemory:
+        return MixerMemory("LaCT", self.chunk_size)
 
 
 register_mixer("lact", lambda model: model.lact)
@@ -145,19 +131,8 @@ class LaCT(AbstractMixer):
                 raise ValueError(
                     f"model_dim={model_dim} does not divide into {name}={getattr(config, name)}."
                 )
-        init = nnx.initializers.normal(init_std)
-
-        def linear(outputs: int, *axes: str, use_bias: bool) -> nnx.Linear:
-            # Not split along heads: every device computes all heads of its sequences.
-            return nnx.Linear(
-                model_dim,
-                outputs,
-                use_bias=use_bias,
-                dtype=dtype,
-                kernel_init=init,
-                rngs=rngs,
-                **declare_linear(*axes or ("embed",)),
-            )
+        # Not split along heads: every device computes all heads of its sequences.
+        linear = functools.partial(linear_map, init_std=init_std, dtype=dtype, rngs=rngs)
 
         def normal(*shape: int, fan_in: int, gain: float = 1.0) -> nnx.Param:
             noise = jax.random.normal(rngs.params(), shape, jnp.float32)
@@ -173,8 +148,8 @@ class LaCT(AbstractMixer):
             pre_norm=config.pre_norm,
             muon=config.muon,
         )
-        self.qkv_proj = linear(3 * model_dim, use_bias=False)
-        self.o_proj = linear(model_dim, "heads", "embed", use_bias=False)
+        self.qkv_proj = linear(model_dim, 3 * model_dim)
+        self.o_proj = linear(model_dim, model_dim, "heads", "embed")
         self.q_norm = RMSNorm(model_dim, eps=norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(model_dim, eps=norm_eps) if config.qk_norm else None
 
@@ -195,9 +170,9 @@ class LaCT(AbstractMixer):
             self.up_left = normal(heads, hidden, rank, fan_in=rank, gain=0.5)
             self.up_right = normal(heads, rank, width, fan_in=width, gain=0.5)
         self.down = normal(heads, width, hidden, fan_in=hidden)
-        self.rate_proj = linear(3 * heads, use_bias=True)
-        self.momentum_proj = linear(heads, use_bias=True) if config.momentum else None
-        self.scale_proj = linear(heads, use_bias=True) if config.read_scale else None
+        self.rate_proj = linear(model_dim, 3 * heads, use_bias=True)
+        self.momentum_proj = linear(model_dim, heads, use_bias=True) if config.momentum else None
+        self.scale_proj = linear(model_dim, heads, use_bias=True) if config.read_scale else None
         self.fast_norm = RMSNorm(width, eps=_NORM_EPSILON)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> LaCTCache:
@@ -260,6 +235,7 @@ class LaCT(AbstractMixer):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         tokens = self.fast_tokens(x, query, key, value, positions)
+        # Weights that documents begin with; a stream of one document has them in its cache.
         memory = None
         if cache is None or starts is not None:
             memory = self.initial_memory(batch, x.dtype)
@@ -278,6 +254,7 @@ class LaCT(AbstractMixer):
             assert attention is not None
             read, fast = cache.fast.push(self.rule, tokens, fresh=memory, starts=starts)
             cache = LaCTCache(attention, fast)
+        # Reads grow with the written weights; the norm keeps them beside attention's output.
         read = self.fast_norm(read)
         if self.scale_proj is not None:
             read = read * jax.nn.silu(self.scale_proj(x))[..., None].astype(read.dtype)
@@ -298,6 +275,7 @@ class LaCT(AbstractMixer):
 
         def address(x: jax.Array, scale: nnx.Param, shift: nnx.Param) -> jax.Array:
             x = jax.nn.silu(x.astype(dtype) * scale[...][None, None] + shift[...][None, None])
+            # At unit length, so that a step changes what a key reads by its rate.
             x = _unit(x.reshape(shape))
             if config.rotary_fast:
                 # In the layout of the attention heads, as published; the fast heads are wider.
@@ -307,6 +285,7 @@ class LaCT(AbstractMixer):
         value = value.astype(dtype).reshape(shape)
         base = np.log(np.expm1(config.base_rate))  # softplus(base) = base_rate
         rates = jax.nn.softplus(self.rate_proj(x).astype(dtype) + base)
+        # Without momentum the rule still averages this over a chunk: 0 keeps nothing.
         momentum = jnp.zeros((*x.shape[:2], config.num_fast_heads), dtype)
         if self.momentum_proj is not None:
             momentum = jax.nn.sigmoid(self.momentum_proj(x).astype(dtype))
@@ -330,46 +309,25 @@ class LaCT(AbstractMixer):
         documents: Int[Array, "batch length"] | None = None,
     ) -> tuple[Float[Array, "batch length model"], AttentionCache | None]:
         """Attention over the window, within the document or to the cached tokens too."""
-        window, length = self.config.window, query.shape[1]
         heads = (*query.shape[:2], self.config.num_heads, self.head_dim)
         query = self._rotate(query.reshape(heads), positions)
         key, value = self._rotate(key.reshape(heads), positions), value.reshape(heads)
-        keys, values, key_positions = key, value, positions
-        blockwise = length > 2 * window
-        if cache is not None:
-            keys = jnp.concatenate([cache.keys, key.astype(cache.keys.dtype)], axis=1)
-            values = jnp.concatenate([cache.values, value.astype(cache.values.dtype)], axis=1)
-            key_positions = jnp.concatenate([cache.positions, positions], axis=1)
-        elif blockwise:
-            widths = ((0, 0), (window, 0), (0, 0), (0, 0))
-            keys, values = jnp.pad(key, widths), jnp.pad(value, widths)
-            key_positions = jnp.pad(positions, widths[:2], constant_values=-1)
-        key_documents = documents
-        if documents is not None:
-            before = key_positions.shape[1] - length
-            key_documents = jnp.pad(documents, ((0, 0), (before, 0)))
-        output = (blockwise_attention if blockwise else masked_attention)(
-            query,
-            keys.astype(key.dtype),
-            values.astype(value.dtype),
-            query_positions=positions,
-            key_positions=key_positions,
-            window=window,
-            query_documents=documents,
-            key_documents=key_documents,
-        ).reshape(*query.shape[:2], -1)
         if cache is None:
-            return output, None
-        following = cache.next_position + (length if packing is None else packing.counts)
-        if documents is not None:
-            key_positions, following = of_last_document(key_positions, documents, following)
-        end = None if packing is None else window + packing.counts
-        return output, AttentionCache(
-            keys=last_rows(keys, size=window, end=end),
-            values=last_rows(values, size=window, end=end),
-            positions=last_rows(key_positions, size=window, end=end),
-            next_position=following,
-        )
+            output = whole_sequence_attention(
+                query,
+                key,
+                value,
+                positions=positions,
+                window=self.config.window,
+                backend="xla",
+                documents=documents,
+            )
+        else:
+            counts = None if packing is None else packing.counts
+            output, cache = attend_window(
+                query, key, value, positions, cache, counts, documents=documents
+            )
+        return output.reshape(*query.shape[:2], -1), cache
 
     def _rotate(
         self, x: Float[Array, "batch length heads head"], positions: Int[Array, "batch length"]

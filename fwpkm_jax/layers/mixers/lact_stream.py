@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.chunks import map_groups, merge_groups
 from fwpkm_jax.core.streams.documents import in_documents
-from fwpkm_jax.core.streams.queue import Pending, init_pending, push
+from fwpkm_jax.core.streams.pending import Pending, init_pending
+from fwpkm_jax.core.streams.queue import push
 from fwpkm_jax.rules.gradient import GradientChunk
 from fwpkm_jax.rules.lact import LaCTMemory, LaCTRule
 
@@ -49,6 +50,7 @@ def read_whole(rule: LaCTRule, memory: LaCTMemory, tokens: FastTokens, *, chunk_
       chunk_size: tokens between two writes.
     """
     batch, length, heads = tokens.query.shape[:3]
+    # The last chunk's write would be read by no token.
     written = (length - 1) // chunk_size * chunk_size
     sequence = _chunk(tokens)  # Leaves [batch, heads, length, ...]
     memory, sequence = jax.tree.map(merge_groups, (memory, sequence))
@@ -61,6 +63,7 @@ def read_whole(rule: LaCTRule, memory: LaCTMemory, tokens: FastTokens, *, chunk_
         )
         memory = out.memory
         reads.append(out.output[:, 0])
+    # The rest is read by the weights of the last write.
     reads.append(jax.vmap(rule.read)(memory, sequence.query[:, written:]))
     return jnp.concatenate(reads, axis=1).reshape(batch, heads, length, -1).swapaxes(1, 2)
 
@@ -86,6 +89,7 @@ def read_documents(
     def within(
         memory: LaCTMemory, piece: FastTokens, count: jax.Array
     ) -> tuple[LaCTMemory, jax.Array]:
+        # Only whole chunks are written; a document's last one is read and dropped.
         full = count == chunk_size
 
         def write() -> LaCTMemory:
@@ -174,6 +178,7 @@ class FastStream(NamedTuple):
             )
             return FastStream(memory, waiting), reads
 
+        # Sequences of a batch complete their chunks at different calls.
         count = jnp.sum(tokens.real, axis=1).astype(jnp.int32)
         members = jax.tree.map(lambda x: x[:, None], tokens)
         if starts is None or fresh is None:

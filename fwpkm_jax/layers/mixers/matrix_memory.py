@@ -1,5 +1,6 @@
 """Any matrix memory as a token mixer."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -13,14 +14,14 @@ from jaxtyping import Array, Float, Int
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import document_numbers, pack_starts
 from fwpkm_jax.core.numerics import compute_dtype
-from fwpkm_jax.core.padding import pack, pack_all, pack_tokens, unpack
+from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.convolution import convolution_inputs, inputs_before
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
 from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, keys_as_queries
 from fwpkm_jax.layers.norms import GatedRMSNorm
-from fwpkm_jax.layers.parameters import declare_linear, parameter
+from fwpkm_jax.layers.parameters import linear_map, parameter
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs
 from pallas_kernels.short_convolution import Part, short_convolution
@@ -115,23 +116,12 @@ class MatrixMemory(AbstractMixer):
         """Args: `dtype` of activations, None for the input's; parameters are float32."""
         check_rngs(rngs)
         init = nnx.initializers.normal(init_std)
-
-        def linear(inputs: int, outputs: int, *axes: str | None, bias: Any = None) -> nnx.Linear:
-            # Not split along heads: every device computes all heads of its sequences.
-            return nnx.Linear(
-                inputs,
-                outputs,
-                use_bias=bias is not None,
-                bias_init=bias or nnx.initializers.zeros,
-                dtype=dtype,
-                kernel_init=init,
-                rngs=rngs,
-                **declare_linear(*axes),
-            )
-
+        # Not split along heads: every device computes all heads of its sequences.
+        linear = functools.partial(linear_map, init_std=init_std, dtype=dtype, rngs=rngs)
         heads, values = config.num_value_heads, config.num_value_heads * config.value_head_dim
         keys = config.num_key_heads * config.key_head_dim
         self.rule, self.config = rule, config
+        # Columns of queries, of all writes' keys, and of all writes' values.
         self.widths = (keys, rule.steps * keys, rule.steps * values)
         self.in_proj = linear(model_dim, sum(self.widths) + values, "embed")
         self.out_proj = linear(values, model_dim, "heads", "embed")
@@ -150,10 +140,11 @@ class MatrixMemory(AbstractMixer):
 
         def gate(per: str | bool, numbers: int, inputs: str | None, bias: Any) -> nnx.Module:
             """A projection to numbers per head, by way of a low rank if there are several."""
+            biased = {"use_bias": True, "bias_init": bias}
             if per not in self._channels:
-                return linear(model_dim, numbers, inputs, bias=bias)
-            up = linear(config.decay_rank, numbers * self._channels[per], bias=bias)
-            return nnx.Sequential(linear(model_dim, config.decay_rank), up)
+                return linear(model_dim, numbers, inputs, **biased)
+            up = linear(config.decay_rank, numbers * self._channels[per], None, **biased)
+            return nnx.Sequential(linear(model_dim, config.decay_rank, None), up)
 
         decay = gate(rule.decay, heads, None, decay_bias) if learned.decay else None
         strength = None
@@ -191,13 +182,15 @@ class MatrixMemory(AbstractMixer):
         mask: Mask = None,
         starts: Starts = None,
         cache: MatrixMemoryCache | None = None,
+        axis: SequenceAxis | None = None,
     ) -> tuple[Float[Array, "batch length model"], MatrixMemoryCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
+        """The layer's output, and the cache to continue from; see `AbstractMixer.mix`.
 
         Padding neither writes nor decays nor shifts the convolution.
         """
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
+        counts = None if packing is None else packing.counts
         x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
         documents = None if starts is None else document_numbers(starts)
         projected = self.in_proj(x)
@@ -205,51 +198,26 @@ class MatrixMemory(AbstractMixer):
         start = cache
         if start is None:
             start = self.init_cache(batch, max_length=length, dtype=conv_inputs.dtype)
-        mixed, gate = self._convolve(projected, start.conv_inputs, documents)
+        before = start.conv_inputs
+        if axis is not None:
+            before = inputs_before(conv_inputs, before, starts, axis=axis, counts=counts)
+        mixed, gate = self._convolve(projected, before, documents)
+        # Gates come from x itself, not from what the convolution mixed.
         tokens = self.tokens(x, mixed)
         if packing is not None:
             tokens = self.rule.skip(tokens, packing.is_real)
-        form = self.rule.run if length > 1 else self.rule.recurrent
-        output, memory = form(tokens, start.memory, starts)
+        if axis is not None:
+            output, memory = self.rule.run_part(tokens, start.memory, starts, axis=axis)
+        else:
+            # Decoding has one token at a time, for which a chunk would be padding.
+            form = self.rule.run if length > 1 else self.rule.recurrent
+            output, memory = form(tokens, start.memory, starts)
         output = self.norm(output, gate.reshape(output.shape))
         y = unpack(self.out_proj(output.reshape(batch, length, -1)), packing)
         if cache is None:
             return y, None
-        counts = None if packing is None else packing.counts
-        latest_inputs = convolution_inputs(cache.conv_inputs, conv_inputs, counts, documents)
-        return y, MatrixMemoryCache(latest_inputs, memory)
-
-    def mix_part(
-        self,
-        x: Float[Array, "batch length model"],
-        *,
-        axis: SequenceAxis,
-        mask: Mask = None,
-        starts: Starts = None,
-        cache: MatrixMemoryCache | None = None,
-    ) -> tuple[Float[Array, "batch length model"], MatrixMemoryCache | None]:
-        """`mix` of this device's part: the edge of the convolution, and the rule's transitions."""
-        packing = None if mask is None else pack_tokens(mask)
-        counts = None if packing is None else packing.counts
-        x, starts = pack_all((x, starts), packing)
-        projected = self.in_proj(x)
-        conv_inputs = projected[..., : sum(self.widths)]
-        start = cache
-        if start is None:
-            start = self.init_cache(x.shape[0], max_length=1, dtype=conv_inputs.dtype)
-        documents = None if starts is None else document_numbers(starts)
-        before = inputs_before(conv_inputs, start.conv_inputs, starts, axis=axis, counts=counts)
-        mixed, gate = self._convolve(projected, before, documents)
-        tokens = self.tokens(x, mixed)
-        if packing is not None:
-            tokens = self.rule.skip(tokens, packing.is_real)
-        output, memory = self.rule.run_part(tokens, start.memory, starts, axis=axis)
-        output = self.norm(output, gate.reshape(output.shape))
-        y = unpack(self.out_proj(output.reshape(*x.shape[:2], -1)), packing)
-        if cache is None:
-            return y, None
-        latest_inputs = convolution_inputs(before, conv_inputs, counts, documents)
-        return y, MatrixMemoryCache(axis.from_last(latest_inputs), memory)
+        latest = convolution_inputs(before, conv_inputs, counts, documents)
+        return y, MatrixMemoryCache(latest if axis is None else axis.from_last(latest), memory)
 
     def tokens(
         self,
@@ -261,10 +229,12 @@ class MatrixMemory(AbstractMixer):
         keys, steps_keys, _ = self.widths
         query, key, value = jnp.split(mixed, (keys, keys + steps_keys), axis=-1)
         if self.key_bias is not None:
+            # In at least float32: a small bias would vanish beside a bfloat16 key.
             key = key.astype(compute_dtype(key.dtype)) + self.key_bias[...][None, None]
         query, key = (y.reshape(batch, -1, *self._key_heads) for y in (query, key))
         value = value.reshape(batch, -1, config.num_value_heads, config.value_head_dim)
         query, key, value = self.rule.features(query, key, value)
+        # Value heads of a group read and write under the same keys, each in a memory of its own.
         shared_by = config.num_value_heads // config.num_key_heads
         query, key = (jnp.repeat(y, shared_by, axis=2) for y in (query, key))
         return Tokens(query, key, value, *self.rule.gates(self._gate_inputs(x)))

@@ -1,11 +1,10 @@
 """Heads of the layers with a matrix memory."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from jaxtyping import Array, Float
 
-from fwpkm_jax.added_fields import meant_before
 from fwpkm_jax.core.recurrence.decay_starts import DecayStart
 from fwpkm_jax.literals import check_literals
 
@@ -27,7 +26,7 @@ class MemoryHeads:
     """Width of a value."""
     conv_width: int = 4
     """Tokens that the causal convolution sees, the token itself included."""
-    decay_start: DecayStart = field(default="time_steps", metadata=meant_before("constant"))
+    decay_start: DecayStart = "time_steps"
     """Where learned decays begin. "time_steps", as published layers: each head draws its time step
     between 0.001 and 0.1. "constant": all heads have the same bias; with the gated delta rule,
     where it is the FwPKM paper's, the median head then forgets all but 1e-5 at every token."""

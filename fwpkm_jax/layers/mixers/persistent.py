@@ -10,9 +10,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.checks import check_rngs
+from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
 from fwpkm_jax.layers.parameters import parameter
-from fwpkm_jax.layers.partition import Partition
 
 
 class PersistentTokens(AbstractMixer):
@@ -36,12 +36,14 @@ class PersistentTokens(AbstractMixer):
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> Any:
         """The mixer's cache after it has read the tokens; see its own `init_cache`."""
         max_length += self.tokens.shape[0]
+        # One sequence reads them for all: they are the same everywhere.
         cache = self.mixer.init_cache(1, max_length=max_length, dtype=dtype)
         _, cache = self.mixer(self.tokens[...][None].astype(dtype), cache=cache)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), cache)
 
     def capacity(self, cache: Any) -> int | None:
         capacity = self.mixer.capacity(cache)
+        # Callers count their own tokens; the learned ones take room beside them.
         return None if capacity is None else capacity - self.tokens.shape[0]
 
     def grow_cache(self, cache: Any, max_length: int) -> Any:
@@ -62,40 +64,29 @@ class PersistentTokens(AbstractMixer):
         mask: Mask = None,
         starts: Starts = None,
         cache: Any = None,
+        axis: SequenceAxis | None = None,
     ) -> tuple[Float[Array, "batch length model"], Any]:
-        """The mixer's output for `x`, and the cache; see `AbstractMixer.__call__`."""
+        """The mixer's output for `x`, and the cache; see `AbstractMixer.mix`."""
+        if axis is not None and starts is not None:
+            return self.mix_in_turn(x, axis=axis, cache=cache, mask=mask, starts=starts)
         if starts is not None:
             if cache is None:
+                # A whole row begins with a document, and needs no room for later calls.
                 starts, room = starts.at[:, 0].set(True), 0
             else:
                 room = self.capacity(cache) or 0
             fresh = self.init_cache(x.shape[0], max_length=room, dtype=x.dtype)
             options: Any = {"starts": starts, "before": ReadBefore(fresh, self.tokens.shape[0])}
             return self.mixer.mix(x, mask=mask, cache=cache, **options)
-        if cache is not None:
-            return self.mixer(x, mask=mask, cache=cache)
+        if cache is not None or axis is not None:
+            before = cache
+            if before is None:
+                before = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
+            y, after = self.mixer.mix_shard(x, axis=axis, cache=before, mask=mask)
+            return y, None if cache is None else after
         tokens = self.tokens[...].astype(x.dtype)
         tokens = jnp.broadcast_to(tokens, (x.shape[0], *tokens.shape))
         if mask is not None:
             mask = jnp.concatenate([jnp.ones_like(mask, shape=tokens.shape[:2]), mask], axis=1)
         y, _ = self.mixer(jnp.concatenate([tokens, x], axis=1), mask=mask)
         return y[:, tokens.shape[1] :], None
-
-    def mix_sequence(
-        self,
-        x: Float[Array, "batch length model"],
-        partition: Partition,
-        *,
-        mask: Mask = None,
-        starts: Starts = None,
-        cache: Any = None,
-    ) -> tuple[Float[Array, "batch length model"], Any]:
-        """The mixer's own, from the cache after the tokens; with documents in turn."""
-        given = {} if mask is None else {"mask": mask}
-        if starts is not None:
-            return super().mix_sequence(x, partition, starts=starts, cache=cache, **given)
-        before = cache
-        if before is None:
-            before = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
-        y, after = self.mixer.mix_sequence(x, partition, cache=before, **given)
-        return y, None if cache is None else after

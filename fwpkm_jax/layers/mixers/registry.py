@@ -1,6 +1,7 @@
 """The registry of all mixers by name, those of other packages included."""
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +19,20 @@ class _Registered(NamedTuple):
     config: AbstractMixerConfig | MixerBuilder
     module: str  # The module that registered it.
 
+
+_OURS = {
+    "attention": "attention",
+    "swa": "attention",
+    "gdn": "gated_delta_net",
+    "lact": "lact",
+    "titans": "titans_variants",
+    "ttt_linear": "titans_variants",
+    "ttt_mlp": "titans_variants",
+    "titans_mac": "titans_variants",
+    "titans_mag": "titans_variants",
+    "titans_mal": "titans_variants",
+}
+"""This package's mixers, and the module beside this one that registers each when it is imported."""
 
 _MIXERS: dict[str, _Registered] = {}
 
@@ -71,9 +86,15 @@ def _calling_module() -> str:
     return frame.f_globals["__name__"]
 
 
+def load_all() -> None:
+    """Imports every mixer of this package."""
+    for module in set(_OURS.values()):
+        importlib.import_module(f"{__package__}.{module}")
+
+
 def mixer_names() -> tuple[str, ...]:
     """Every name that `ModelConfig.mixers` may hold now."""
-    return tuple(_MIXERS | dict.fromkeys(MATRIX_RULES))
+    return tuple(dict.fromkeys([*_OURS, *_MIXERS, *MATRIX_RULES]))
 
 
 def mixer_config(name: str, model: Any) -> AbstractMixerConfig:
@@ -116,6 +137,9 @@ def _registered(name: str) -> _Registered:
 
 def _find(name: str) -> _Registered | None:
     """What a name stands for: a matrix rule, if one is registered by now, or a mixer; else None."""
+    if name in _OURS:
+        # Importing a module registers its mixers; nobody pays for those that no model names.
+        importlib.import_module(f"{__package__}.{_OURS[name]}")
     rule = MATRIX_RULES.get(name)
     return _MIXERS.get(name) if rule is None else _of_rule(name, rule.__module__)
 

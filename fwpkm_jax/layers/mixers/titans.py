@@ -1,5 +1,6 @@
 """Titans' neural memory as a layer: a network per sequence and head that learns as it reads."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,24 +15,16 @@ from fwpkm_jax.core.numerics import compute_dtype, rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer, sigmoid_bias
 from fwpkm_jax.core.streams.cuts import in_chunks
-from fwpkm_jax.core.streams.documents import in_documents
-from fwpkm_jax.core.streams.queue import Pending, append, drop, init_pending
+from fwpkm_jax.core.streams.pending import Pending, init_pending
+from fwpkm_jax.core.streams.queue import append, drop
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
+from fwpkm_jax.layers.mixers.titans_pieces import in_pieces, real_tokens
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.parameters import declare_linear, parameter
+from fwpkm_jax.layers.parameters import linear_map, parameter
 from fwpkm_jax.rules.titans import TitansMemory, TitansNetwork, TitansWrites, scale_steps
 
 _PIECE = 64  # Tokens of a stream read at once where no chunk ends.
-_NARROWED = 32  # Shorter chunks are read at their whole width wherever a document ends in them.
-
-
-def narrow_width(chunk: int) -> int | None:
-    """Width at which a chunk is read if a document ends in its first half; None: the whole chunk.
-
-    The cost of a chunk's writes grows with the square of its width.
-    """
-    return chunk // 2 if chunk >= _NARROWED else None
 
 
 class TitansCache(NamedTuple):
@@ -82,14 +75,8 @@ class Titans(AbstractMixer):
             raise ValueError(
                 f"head_dim={head} of a single head must be the model's width, {model_dim}."
             )
-        init = nnx.initializers.normal(init_std)
-
-        def linear(inputs: int, outputs: int, *axes: str, **options: Any) -> nnx.Linear:
-            # Not split along heads: every device computes all heads of its sequences.
-            options |= declare_linear(*axes or ("embed",))
-            options = {"use_bias": False, "dtype": dtype, "kernel_init": init} | options
-            return nnx.Linear(inputs, outputs, rngs=rngs, **options)
-
+        # Not split along heads: every device computes all heads of its sequences.
+        linear = functools.partial(linear_map, init_std=init_std, dtype=dtype, rngs=rngs)
         self.config, self.rule, self.norm_eps = config, config.rule(), norm_eps
         self.store_norm = RMSNorm(model_dim, eps=norm_eps)
         self.retrieve_norm = RMSNorm(model_dim, eps=norm_eps)
@@ -110,6 +97,7 @@ class Titans(AbstractMixer):
             linear(model_dim, heads * orders, use_bias=True) if config.combine_momenta else None
         )
         start = jax.vmap(self.rule.init)(jax.random.split(rngs.params(), heads)).weights
+        # The memory's initial weights are learned; what is written to them is not a parameter.
         self.layers = nnx.List([parameter(x, "matrix") for x in start.layers])
         self.scale = None if start.scale is None else parameter(start.scale, "norm_scale")
         biases = start.biases
@@ -144,6 +132,7 @@ class Titans(AbstractMixer):
         if biases is not None:
             biases = tuple(x[...].astype(dtype) for x in biases)
         norm_bias = None if self.norm_bias is None else self.norm_bias[...].astype(dtype)
+        # Every sequence begins with its own copy, which its writes then change.
         memory = jax.vmap(self.rule.start)(TitansNetwork(scale, layers, biases, norm_bias))
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)
 
@@ -179,38 +168,25 @@ class Titans(AbstractMixer):
         `before` from the first token that was read before each document.
         """
         packing = None if mask is None else pack_tokens(mask)
-        x = pack(x, packing)
-        count = jnp.full(x.shape[:1], x.shape[1], jnp.int32) if packing is None else packing.counts
-        chunk = self.config.chunk_size or max(_PIECE, self.config.write_size)
-        if starts is not None:
-            starts = pack_starts(starts, packing)
-            fresh = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
-            fresh, read = (fresh, 0) if before is None else before
-            after, y = in_documents(
-                self.advance,
-                fresh if cache is None else cache,
-                fresh,
-                x[:, None],
-                count=count,
-                starts=starts,
-                chunk=chunk,
-                position=None if cache is None else cache.position,
-                narrow=narrow_width(chunk),
-                lead=-(read % chunk),
-            )
-            y, cache = y[:, 0], None if cache is None else after
-        elif cache is None:
+        x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
+        count = real_tokens(x, packing)
+        if starts is None and cache is None:
             y, _ = self.whole(x, count)
-        else:
-            cache, y = in_chunks(
-                jax.checkpoint(self.advance),
-                cache,
-                x[:, None],
-                count=count,
-                chunk=chunk,
-                position=cache.position,
-            )
-            y = y[:, 0]
+            return unpack(y, packing), None
+
+        def fresh() -> TitansCache:
+            if before is not None:
+                return before.cache
+            return self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
+
+        y, cache = in_pieces(
+            *(self.advance, x, cache, fresh),
+            count=count,
+            starts=starts,
+            chunk=self.config.chunk_size or max(_PIECE, self.config.write_size),
+            position=None if cache is None else cache.position,
+            read=0 if before is None else before.number,
+        )
         return unpack(y, packing), cache
 
     def whole(
@@ -227,6 +203,7 @@ class Titans(AbstractMixer):
         @jax.checkpoint
         def read_and_write(memory: TitansMemory, x: jax.Array, count: jax.Array):
             x = x[:, 0]
+            # Tokens behind the last complete write only read.
             complete = x.shape[1] // size * size
             writes = self._writes(x[:, :complete], count)
             base, none = memory.weights, jnp.zeros_like(count)
@@ -270,6 +247,7 @@ class Titans(AbstractMixer):
         done = (cache.position - (0 if chunk is None else cache.position // chunk * chunk)) // size
         read, memory = self._advance(cache.base, cache.memory, writes, self.queries(joined), done)
         own = waiting[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+        # Reads of waiting tokens were given out before; only the new ones count.
         read = jnp.take_along_axis(read, own[:, :, None, None], axis=1)
 
         position = cache.position + count
@@ -289,6 +267,7 @@ class Titans(AbstractMixer):
                 whole = self._with_factors(base, memory, jnp.full_like(position, chunk // size))
                 memory = memory._replace(weights=at_ends(whole.weights, memory.weights))
             base = at_ends(memory.weights, base)
+        # Complete writes leave the queue; the rest waits for tokens to come.
         left = drop(queue, total // size * size, size)
         return TitansCache(left, position, base, memory), self.merge(x[:, 0], read)[:, None]
 
@@ -366,9 +345,11 @@ class Titans(AbstractMixer):
             x = x.astype(dtype).reshape(batch, number, size, *x.shape[2:])
             return jnp.moveaxis(x, 3, 1)  # [batch, heads, n, w, ...]
 
+        # A write counts only if all of its tokens are real.
         ends = size * jnp.arange(1, number + 1, dtype=jnp.int32)
         complete = (ends[None, None] <= count[:, None, None]).astype(dtype)
         complete = jnp.broadcast_to(complete, (batch, config.num_heads, number))
+        # One momentum and one share forgotten for all tokens of a write.
         pooled = self._pool(x.reshape(batch, number, size, x.shape[2]))
 
         def of_writes(projection: nnx.Linear | None, count: int) -> jax.Array | None:

@@ -1,11 +1,10 @@
 """The configuration of a Titans memory."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from fwpkm_jax.added_fields import meant_before
 from fwpkm_jax.core.recurrence.decay_starts import DecayStart
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals
 from fwpkm_jax.rules.titans import TitansRule
 
 
@@ -66,30 +65,20 @@ class TitansConfig:
     """See `TitansRule`."""
     memory_init_std: float | None = None
     """`TitansRule.init_std`."""
-    ttt: Literal["published", "summed"] = field(
-        default="published", metadata=meant_before("summed")
-    )
-    """The writes of `ttt_linear` and `ttt_mlp`. "published": as the authors' code, with the mean of
-    a chunk's steps, a bias in the norm and its eps of 1e-6, the tanh form of GELU, first matrices
-    of standard deviation 0.02, and for `ttt_mlp` a tenth of the rate. "summed": the steps are added
-    and none of these; what both were before the option."""
     decay_start: DecayStart = "constant"
     """Where the share that a write forgets begins: at a hundredth, or at time steps that heads draw
     between 0.001 and 0.1."""
 
     def __post_init__(self):
         check_literals(self)
-        for name in ("num_heads", "head_dim", "write_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        check_least(self, num_heads=1, head_dim=1, write_size=1, num_persistent=0)
+        check_above_0(self, "max_rate", "max_gradient_norm", "memory_norm_eps", "memory_init_std")
         if self.chunk_size is not None and (
             self.chunk_size < 1 or self.chunk_size % self.write_size
         ):
             raise ValueError(
                 f"chunk_size={self.chunk_size} must be a multiple of write_size={self.write_size}."
             )
-        if self.num_persistent < 0:
-            raise ValueError(f"num_persistent={self.num_persistent} must be at least 0.")
         if self.combine_momenta and self.momentum_order < 2:
             raise ValueError(
                 f"combine_momenta=True mixes several orders; momentum_order={self.momentum_order}."
@@ -99,10 +88,6 @@ class TitansConfig:
                 "pooling='attention' weighs what momentum and forgetting are told, and there is "
                 "neither; use 'mean'."
             )
-        for name in ("max_rate", "max_gradient_norm", "memory_norm_eps", "memory_init_std"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value} must be above 0.")
         if self.average_steps and (self.chunk_size is None or self.forgetting):
             raise ValueError(
                 "average_steps=True averages the plain steps of a chunk; give chunk_size a number "

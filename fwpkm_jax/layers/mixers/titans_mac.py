@@ -15,14 +15,13 @@ from jaxtyping import Array, Float
 from fwpkm_jax.core.attention.softmax import Persistent, in_front, masked_attention
 from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
-from fwpkm_jax.core.streams.cuts import in_chunks
-from fwpkm_jax.core.streams.documents import in_documents
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, Starts
-from fwpkm_jax.layers.mixers.titans import Titans, TitansCache, narrow_width
+from fwpkm_jax.layers.mixers.titans import Titans, TitansCache
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
+from fwpkm_jax.layers.mixers.titans_pieces import in_pieces, real_tokens
 from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
-from fwpkm_jax.layers.parameters import declare_linear, parameter
+from fwpkm_jax.layers.parameters import linear_map, parameter
 
 Output = Float[Array, "batch length model"]
 
@@ -101,27 +100,16 @@ class TitansMAC(AbstractMixer):
     ) -> tuple[Output, TitansMACCache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
         packing = None if mask is None else pack_tokens(mask)
-        x = pack(x, packing)
-        count = jnp.full(x.shape[:1], x.shape[1], jnp.int32) if packing is None else packing.counts
-        options: dict[str, Any] = {"count": count, "chunk": self.segment}
-        if starts is not None:
-            starts = pack_starts(starts, packing)
-            fresh = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
-            position = None if cache is None else cache.memory.position
-            start = fresh if cache is None else cache
-            options |= {"starts": starts, "position": position}
-            options["narrow"] = narrow_width(self.segment)
-            after, y = in_documents(self._advance, start, fresh, x[:, None], **options)
-            cache = None if cache is None else after
-        elif cache is None:
-            start = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
-            # A backward pass computes each segment again.
-            _, y = in_chunks(jax.checkpoint(self._advance), start, x[:, None], **options)
-        else:
-            position = cache.memory.position
-            advance = jax.checkpoint(self._advance)
-            cache, y = in_chunks(advance, cache, x[:, None], **options, position=position)
-        return unpack(y[:, 0], packing), cache
+        x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
+        y, cache = in_pieces(
+            *(self._advance, x, cache),
+            lambda: self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype),
+            count=real_tokens(x, packing),
+            starts=starts,
+            chunk=self.segment,
+            position=None if cache is None else cache.memory.position,
+        )
+        return unpack(y, packing), cache
 
     def _advance(
         self, cache: TitansMACCache, x: Float[Array, "batch 1 length model"], count: jax.Array
@@ -135,9 +123,11 @@ class TitansMAC(AbstractMixer):
         place = place + jnp.arange(length, dtype=jnp.int32)[None]
         # In the order of the paper: persistent tokens, context, segment.
         context = self.context_norm(self.memory.recall(x, cache.memory.base))
+        # The context stands before the segment, its tokens in the same order.
         context = self.attention.project(context, first + place)
         own = self.attention.project(x, first + self.segment + place)
         rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
+        # A place behind the segment is dropped, so that padding is not stored.
         at = jnp.where(real, place, self.segment)
 
         def put(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -161,6 +151,7 @@ class TitansMAC(AbstractMixer):
             num_persistent=first,
         )
         y = self.attention.gated(attended, own.gate)
+        # It learns from what attention made of the tokens, not from the tokens.
         memory, remembered = self.memory.advance(cache.memory, y[:, None], count)
         y = self.gate(y, remembered[:, 0])
         return TitansMACCache._make([*stored, memory]), y[:, None]
@@ -180,16 +171,8 @@ class TitansGate(nnx.Module):
     def __init__(self, model_dim: int, *, norm_eps=1e-5, init_std=0.02, dtype=None, rngs):
         self.norm = GatedRMSNorm(model_dim, eps=norm_eps, dtype=dtype)
         self.memory_norm = RMSNorm(model_dim, eps=norm_eps)
-        init = nnx.initializers.normal(init_std)
-        self.out_proj = nnx.Linear(
-            model_dim,
-            model_dim,
-            use_bias=False,
-            dtype=dtype,
-            kernel_init=init,
-            rngs=rngs,
-            **declare_linear("heads", "embed"),
-        )
+        options = {"init_std": init_std, "dtype": dtype, "rngs": rngs}
+        self.out_proj = linear_map(model_dim, model_dim, "heads", "embed", **options)
 
     def __call__(self, attended: jax.Array, remembered: jax.Array) -> jax.Array:
         return self.out_proj(self.norm(attended, self.memory_norm(remembered)))

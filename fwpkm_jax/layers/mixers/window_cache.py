@@ -6,15 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fwpkm_jax.core.attention.softmax import (
-    Persistent,
-    blockwise_attention,
-    in_front,
-    masked_attention,
-)
+from fwpkm_jax.core.attention.softmax import Persistent, attend_causally
 from fwpkm_jax.core.padding import last_rows
-from fwpkm_jax.core.sequence.axis import Places, SequenceAxis
-from fwpkm_jax.core.sequence.edges import tokens_before
+from fwpkm_jax.core.sequence.axis import Positions, SequenceAxis
+from fwpkm_jax.core.sequence.halo import halo_exchange
 
 
 class AttentionCache(NamedTuple):
@@ -45,28 +40,19 @@ def attend_window(
     length, capacity = query.shape[1], cache.keys.shape[1]
     keys = jnp.concatenate([cache.keys, key.astype(cache.keys.dtype)], axis=1)
     values = jnp.concatenate([cache.values, value.astype(cache.values.dtype)], axis=1)
+    # Empty entries have position -1, so that no query sees them.
     key_positions = jnp.concatenate([cache.positions, positions], axis=1)
-    implementation = blockwise_attention if length > 2 * capacity else masked_attention
-    *seen, seen_positions = in_front(
-        persistent, keys.astype(key.dtype), values.astype(value.dtype), key_positions
-    )
-    num_persistent = 0 if persistent is None else persistent.key.shape[0]
-    key_documents = None
-    if documents is not None:
-        key_documents = jnp.pad(documents, ((0, 0), (num_persistent + capacity, 0)))
-    output = implementation(
-        query,
-        *seen,
-        query_positions=positions,
-        key_positions=seen_positions,
+    output = attend_causally(
+        *(query, keys.astype(key.dtype), values.astype(value.dtype)),
+        positions=positions,
+        key_positions=key_positions,
         window=capacity,
-        num_persistent=num_persistent,
-        query_documents=documents,
-        key_documents=key_documents,
+        persistent=persistent,
+        documents=documents,
     )
     following = cache.next_position + (length if counts is None else counts)
     if documents is not None:
-        key_positions, following = of_last_document(key_positions, documents, following)
+        key_positions, following = _of_last_document(key_positions, documents, following)
     # Packed tokens come first, so the latest real token ends at capacity + count.
     end = None if counts is None else capacity + counts
     after = AttentionCache(
@@ -84,6 +70,7 @@ def _behind(
     fresh: AttentionCache, after: AttentionCache, *, begun: Bool[Array, " batch"]
 ) -> AttentionCache:
     """The cache of documents that have begun in the piece, with the tokens before them in front."""
+    # The cache of a document younger than the window still shows the tokens before it.
     capacity = after.positions.shape[1]
     number = (after.next_position - fresh.next_position)[:, None]  # Tokens of the document.
     at = jnp.arange(capacity, dtype=jnp.int32)[None]
@@ -98,16 +85,16 @@ def _behind(
     return AttentionCache(keys, values, positions, after.next_position)
 
 
-def cache_before_part(
+def cache_before_shard(
     key: Float[Array, "batch length kv_heads head"],
     value: Float[Array, "batch length kv_heads head"],
-    at: Places,
+    at: Positions,
     *,
     axis: SequenceAxis,
     cache: AttentionCache,
     counts: Int[Array, " batch"] | None = None,
 ) -> tuple[AttentionCache, Int[Array, "batch length"] | None]:
-    """The cache that a device's part of each sequence starts from, inside `jax.shard_map`.
+    """The cache that a device's shard of each sequence starts from, inside `jax.shard_map`.
 
     Each device sends the keys and values of its last tokens, as many as the cache holds.
 
@@ -117,20 +104,20 @@ def cache_before_part(
       at: where these tokens stand in the sequence.
       axis: over which the sequence lies.
       cache: of the tokens before the whole sequence, equal on all devices.
-      counts: real tokens of the part, which come first; None: all are real.
+      counts: real tokens of the shard, which come first; None: all are real.
 
     Returns:
-      The cache, and how many documents have started in the part up to each token, 0 for the one
+      The cache, and how many documents have started in the shard up to each token, 0 for the one
       that goes on; None if rows are one document.
     """
     numbers = jnp.zeros_like(at.positions) if at.numbers is None else at.numbers
-    keys, values, positions, before_numbers = tokens_before(
+    keys, values, positions, before_numbers = halo_exchange(
         (key, value, at.positions, numbers),
         (cache.keys, cache.values, cache.positions, jnp.zeros_like(cache.positions)),
         axis=axis,
         counts=counts,
     )
-    # Of the tokens before the part only those of its first document are seen.
+    # Of the tokens before the shard only those of its first document are seen.
     last = before_numbers[:, -1:]
     positions = jnp.where(before_numbers == last, positions, -1)
     documents = None if at.numbers is None else numbers - last
@@ -138,7 +125,7 @@ def cache_before_part(
     return AttentionCache(keys, values, positions, following), documents
 
 
-def of_last_document(
+def _of_last_document(
     key_positions: Int[Array, "batch keys"],
     documents: Int[Array, "batch length"],
     following: Int[Array, " batch"],
@@ -153,5 +140,6 @@ def of_last_document(
     last = jnp.max(documents, axis=1)
     cached = key_positions.shape[1] - documents.shape[1]
     numbers = jnp.pad(documents, ((0, 0), (cached, 0)))
+    # Earlier documents' keys stay in the cache, but no later token may see them.
     positions = jnp.where(numbers == last[:, None], key_positions, -1)
     return positions, jnp.where(last == 0, following, jnp.max(positions, axis=1) + 1)

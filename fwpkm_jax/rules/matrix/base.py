@@ -28,8 +28,8 @@ from fwpkm_jax.core.recurrence.transition import (
     log_kept,
 )
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.sequence.in_turn import state_in_turn
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.core.sequence.sequential import sequential_pass
+from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 from fwpkm_jax.rules.matrix.gates import GateInputs, LearnedGates
 
@@ -97,6 +97,9 @@ class AbstractMatrixRule(abc.ABC):
     sequences; a layer needs `features` and `gates` besides. All are pure.
     """
 
+    registry: ClassVar[str] = "fwpkm_jax.rules.registry"
+    """As in `AbstractRule`."""
+
     form: ClassVar[Form]
     """The rule as the documentation shows it."""
     decay: ClassVar[Literal["none", "head", "key"]] = "none"
@@ -107,6 +110,8 @@ class AbstractMatrixRule(abc.ABC):
     """Whether a write corrects the share `strength` of the error; off: writes add."""
     no_strength: ClassVar[float] = 0.0
     """The strength with which a write changes nothing."""
+    learned_gates: ClassVar[LearnedGates] = LearnedGates()
+    """What `gates` needs."""
     transition: ClassVar[TransitionForm | None] = None
     """How tokens change what the memory held before them, see `TransitionForm`. None: for a rule
     that keeps the `chunked` of this class, "mixes_keys" if `delta`, else "fades"; for others
@@ -121,8 +126,7 @@ class AbstractMatrixRule(abc.ABC):
 
     def __post_init__(self):
         check_literals(self)
-        if self.chunk_size < 1:
-            raise ValueError(f"chunk_size={self.chunk_size} must be at least 1.")
+        check_least(self, chunk_size=1)
 
     @classmethod
     def variants(cls) -> "tuple[AbstractMatrixRule, ...]":
@@ -175,11 +179,6 @@ class AbstractMatrixRule(abc.ABC):
         del inputs
         return None, None
 
-    @property
-    def learned_gates(self) -> LearnedGates:
-        """What `gates` needs."""
-        return LearnedGates()
-
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values as the memory takes them, in at least float32."""
         feature_map = FEATURE_MAPS[self.feature_map]
@@ -196,6 +195,7 @@ class AbstractMatrixRule(abc.ABC):
         def keep(x: Array | None, otherwise: float) -> Any:
             if x is None:
                 return None
+            # Several writes of a token are skipped together.
             mask = jnp.repeat(real, x.shape[1] // real.shape[1], axis=1)
             return jnp.where(jnp.expand_dims(mask, range(2, x.ndim)), x, otherwise)
 
@@ -237,6 +237,7 @@ class AbstractMatrixRule(abc.ABC):
 
         def write(state: State, token: tuple[Tokens, Array]) -> State:
             of_token, start = token
+            # The reset comes before the token's own write and read.
             state = jax.tree.map(lambda new, old: jnp.where(start, new, old), empty, state)
             return self.write(state, of_token)
 
@@ -256,6 +257,7 @@ class AbstractMatrixRule(abc.ABC):
         tokens, state = self._prepare(tokens, initial_state)
         if starts is None:
             return self.chunked(tokens, state)
+        # A rule of another package may have a chunked form without documents.
         if "starts" not in inspect.signature(self.chunked).parameters:
             raise ValueError(
                 f"{type(self).__name__} takes no documents (starts, segment_ids): its chunked has "
@@ -294,7 +296,7 @@ class AbstractMatrixRule(abc.ABC):
             def step(state: State, inputs: tuple[Tokens, Starts]) -> State:
                 return self.run(inputs[0], state, inputs[1]).final_state
 
-            start = state_in_turn(step, start, (tokens, starts), axis=axis)
+            start = sequential_pass(step, start, (tokens, starts), axis=axis)
         output, end = self.run(tokens, start, starts)
         return RecurrenceOutput(output, axis.from_last(end))
 
@@ -316,6 +318,7 @@ class AbstractMatrixRule(abc.ABC):
             form = ("mixes_keys" if self.delta else "fades") if is_base else "other"
         if form == "other":
             return None
+        # The transition is what the tokens make of the identity, beside what they make of nothing.
         if form == "mixes_keys":
             start, value = beside_identity(tokens.value, width)
             end = self.run(tokens._replace(value=value), start, starts).final_state
@@ -325,6 +328,7 @@ class AbstractMatrixRule(abc.ABC):
         if form == "fades":
             return Fading(log_kept(self.log_decays(tokens), starts, like=tokens.key), end)
         identity = jnp.broadcast_to(jnp.eye(values, dtype=dtype), (batch, heads, values, values))
+        # Without keys only the left factors act: what they make of the identity is their product.
         nothing = jnp.zeros((*tokens.key.shape[:3], values), dtype)
         unwritten = tokens._replace(query=nothing, key=nothing)
         return MixingValues(self.run(unwritten, identity, starts).final_state, end)
@@ -375,6 +379,12 @@ def given(x: Array | None) -> Array:
     """A gate whose presence `_prepare` has checked."""
     assert x is not None
     return x
+
+
+def forgotten(log_decay: Array | None) -> Array:
+    """`1 - exp(log_decay)`, the share that is not kept."""
+    # The difference of two numbers near 1 would have rounding only where little is forgotten.
+    return -jnp.expm1(given(log_decay))
 
 
 def agreement(matrix: Array, token: Tokens, value: Array | None = None) -> Array:

@@ -8,11 +8,11 @@ from jaxtyping import Array
 
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.literals import check_least
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
     GateInputs,
-    LearnedGates,
     LocalLoss,
     Starts,
     State,
@@ -52,6 +52,7 @@ class Comba(AbstractMatrixRule):
     strength: ClassVar = True
     delta: ClassVar = True
     transition: ClassVar = "mixes_keys"
+    learned_gates: ClassVar = SOFTPLUS_GATES
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
@@ -68,8 +69,7 @@ class Comba(AbstractMatrixRule):
                 f"feedback={self.feedback} must be at least 0.001; without any, use the rule "
                 "'mamba2'."
             )
-        if not self.correction >= 0:
-            raise ValueError(f"correction={self.correction} must be at least 0; 0 leaves it out.")
+        check_least(self, correction=0)
 
     def write(self, state: State, token: Tokens) -> State:
         state = jnp.exp(given(token.log_decay)) * state
@@ -77,6 +77,7 @@ class Comba(AbstractMatrixRule):
 
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         dtype = compute_dtype(query.dtype)
+        # The output correction of the paper, before the norm as in the authors' layer.
         query = query.astype(dtype) - self.correction * self.feedback * key.astype(dtype)
         return super().features(query, key, value)
 
@@ -89,13 +90,10 @@ class Comba(AbstractMatrixRule):
         tokens = tokens._replace(value=value, strength=strength)
         return super().chunked(tokens, state, starts)
 
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return SOFTPLUS_GATES
-
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return projected_decay(inputs), sigmoid_strength(inputs, False)
 
     def _step(self, tokens: Tokens) -> tuple[Array, Array, Array]:
         """Key, value and strength of the delta step that is the write."""
+        # b β (v / b - W k) = β v - b β W k: erases with b β, adds with β.
         return tokens.key, tokens.value / self.feedback, self.feedback * given(tokens.strength)

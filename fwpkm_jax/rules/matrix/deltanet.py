@@ -41,6 +41,7 @@ class DeltaNet(AbstractMatrixRule):
     )
     strength: ClassVar = True
     delta: ClassVar = True
+    learned_gates: ClassVar = LearnedGates(strength=True)
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
@@ -57,10 +58,6 @@ class DeltaNet(AbstractMatrixRule):
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
         return (error_loss(token.key, token.value, given(token.strength)),)
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(strength=True)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return None, sigmoid_strength(inputs, self.negative_eigenvalues)

@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fwpkm_jax.literals import check_least
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -57,8 +58,7 @@ class DeltaProduct(AbstractMatrixRule):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.num_steps < 1:
-            raise ValueError(f"num_steps={self.num_steps} must be at least 1.")
+        check_least(self, num_steps=1)
 
     @classmethod
     def variants(cls) -> "tuple[DeltaProduct, ...]":
@@ -70,17 +70,19 @@ class DeltaProduct(AbstractMatrixRule):
 
     def write(self, state: State, token: Tokens) -> State:
         state = jnp.exp(given(token.log_decay)) * state
+        # The decay comes once per token, before its first step.
         for key, value, strength in self._each(token):
             state = delta_step(state, key, value, strength)
         return state
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
+        # The first loss has the decay in it; the others are plain errors.
         first, *others = self._each(token)
         return (gated_error_loss(token, *first), *(error_loss(*other) for other in others))
 
     @property
-    def learned_gates(self) -> LearnedGates:
+    def learned_gates(self) -> LearnedGates:  # pyright: ignore[reportIncompatibleVariableOverride]
         return SOFTPLUS_GATES if self.gated else LearnedGates(strength=True)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.literals import check_least
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -48,6 +49,7 @@ class Falcon(AbstractMatrixRule):
     strength: ClassVar = True
     delta: ClassVar = True
     transition: ClassVar = "mixes_keys"
+    learned_gates: ClassVar = LearnedGates(strength=True)
 
     convolution: bool = True
     ridge: float = 0.01
@@ -55,10 +57,7 @@ class Falcon(AbstractMatrixRule):
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.ridge >= 1e-6:
-            raise ValueError(
-                f"ridge={self.ridge} must be at least 1e-6: a key of zeros would divide by 0."
-            )
+        check_least(self, ridge=1e-6)  # A key of zeros would divide by 0.
 
     def write(self, state: State, token: Tokens) -> State:
         step = self._step(token)
@@ -76,6 +75,7 @@ class Falcon(AbstractMatrixRule):
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         # The shared algorithm decays before it measures the error; step and value are adapted.
         step = self._step(tokens)
+        # 1 - η λ, the share that the ridge leaves of every direction.
         kept = 1 - step * self.ridge
         tokens = tokens._replace(
             value=kept[..., None] * tokens.value,
@@ -83,10 +83,6 @@ class Falcon(AbstractMatrixRule):
             strength=step / kept,
         )
         return super().chunked(tokens, state, starts)
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(strength=True)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return None, sigmoid_strength(inputs, True)

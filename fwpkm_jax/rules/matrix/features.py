@@ -36,6 +36,7 @@ FEATURE_MAPS: dict[FeatureMap, Callable[[jax.Array], jax.Array]] = {
     "identity": lambda x: x.astype(compute_dtype(x.dtype)),
     "l2": l2_normalize,
     "silu": lambda x: jax.nn.silu(x.astype(compute_dtype(x.dtype))),
+    # Of the published DeltaNet layers, arXiv:2406.06484.
     "silu_l2": lambda x: l2_normalize(jax.nn.silu(x.astype(compute_dtype(x.dtype)))),
     "elu": _elu,
     "sigmoid": lambda x: jax.nn.sigmoid(x.astype(compute_dtype(x.dtype))),

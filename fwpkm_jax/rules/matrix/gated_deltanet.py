@@ -18,6 +18,7 @@ from fwpkm_jax.rules.matrix.base import (
     Starts,
     State,
     Tokens,
+    forgotten,
     given,
     squared,
 )
@@ -58,6 +59,7 @@ class GatedDeltaNet(AbstractMatrixRule):
     decay: ClassVar = "head"
     strength: ClassVar = True
     transition: ClassVar = "mixes_keys"
+    learned_gates: ClassVar = SOFTPLUS_GATES
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
@@ -86,10 +88,6 @@ class GatedDeltaNet(AbstractMatrixRule):
         )
         return RecurrenceOutput(*out)
 
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return SOFTPLUS_GATES
-
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return projected_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)
 
@@ -104,7 +102,8 @@ def gated_error_loss(token: Tokens, key: Array, value: Array, strength: Array) -
     share = jnp.exp(given(token.log_decay))
 
     def loss(matrix):
+        # Of gradient -β (v - α W k) k^T + (1 - α) W: a step of 1 decays and corrects at once.
         error = squared(value - share * (key @ matrix))
-        return strength / share * error + (1 - share) * squared(matrix)
+        return strength / share * error + forgotten(token.log_decay) * squared(matrix)
 
     return LocalLoss(loss)

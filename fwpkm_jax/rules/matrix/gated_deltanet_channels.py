@@ -11,11 +11,11 @@ from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
     GateInputs,
-    LearnedGates,
     LocalLoss,
     Starts,
     State,
     Tokens,
+    forgotten,
     given,
     squared,
 )
@@ -48,6 +48,7 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
     )
     decay: ClassVar = "head"
     strength: ClassVar = "value"
+    learned_gates: ClassVar = SOFTPLUS_GATES
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
@@ -65,8 +66,9 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
 
         def loss(matrix):
             error = jnp.square(token.value - share * (token.key @ matrix))
+            # Each channel's error has a weight of its own, before the sum.
             weighed = jnp.sum(given(token.strength) * error) / 2
-            return weighed / share + (1 - share) * squared(matrix)
+            return weighed / share + forgotten(token.log_decay) * squared(matrix)
 
         return (LocalLoss(loss),)
 
@@ -84,6 +86,7 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
             log_decay=of_channels(given(tokens.log_decay)),
             strength=given(tokens.strength).reshape(batch, length, -1),
         )
+        # [batch, heads, key, value] to a memory [key, 1] for each value channel.
         start = jnp.moveaxis(state, 3, 2).reshape(batch, heads * channels, -1, 1)
         output, end = chunk_recurrence(
             own.query,
@@ -97,10 +100,6 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
         )
         end = jnp.moveaxis(end.reshape(batch, heads, channels, -1), 2, 3)
         return RecurrenceOutput(output.reshape(tokens.value.shape), end)
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return projected_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)

@@ -20,6 +20,7 @@ from fwpkm_jax.rules.matrix.base import (
     State,
     Tokens,
     agreement,
+    forgotten,
     given,
     squared,
 )
@@ -46,6 +47,7 @@ class GatedRFA(AbstractMatrixRule):
     )
     decay: ClassVar = "head"
     transition: ClassVar = "fades"
+    learned_gates: ClassVar = LearnedGates(decay=True, decay_bias=3.0, decay_of_step=sigmoid_bias)
 
     feature_map: FeatureMap = "random"
 
@@ -61,8 +63,8 @@ class GatedRFA(AbstractMatrixRule):
         return jnp.zeros((batch, heads, key, value + 1), dtype)
 
     def write(self, state: State, token: Tokens) -> State:
-        share = jnp.exp(given(token.log_decay))
-        return share * state + (1 - share) * jnp.outer(token.key, with_one(token.value))
+        written = forgotten(token.log_decay) * jnp.outer(token.key, with_one(token.value))
+        return jnp.exp(given(token.log_decay)) * state + written
 
     def read(self, state: State, token: Tokens):
         return divided(token.query @ state)
@@ -70,17 +72,16 @@ class GatedRFA(AbstractMatrixRule):
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
         value = with_one(token.value)
-        step_size = 1 - jnp.exp(given(token.log_decay))
-        return (LocalLoss(lambda m: squared(m) - agreement(m, token, value), step_size),)
+        return (
+            LocalLoss(
+                lambda m: squared(m) - agreement(m, token, value), forgotten(token.log_decay)
+            ),
+        )
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
-        written = -jnp.expm1(given(tokens.log_decay))[..., None] * with_one(tokens.value)
+        written = forgotten(tokens.log_decay)[..., None] * with_one(tokens.value)
         out = super().chunked(tokens._replace(value=written), state, starts)
         return out._replace(output=divided(out.output))
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(decay=True, decay_bias=3.0, decay_of_step=sigmoid_bias)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return jax.nn.log_sigmoid(given(inputs.decay)), None

@@ -17,6 +17,7 @@ from fwpkm_jax.rules.matrix.base import (
     State,
     Tokens,
     agreement,
+    forgotten,
     given,
 )
 
@@ -41,6 +42,10 @@ class GLA(AbstractMatrixRule):
         source="arXiv:2312.06635",
     )
     decay: ClassVar = "key"
+    # The gate is sigmoid(x)^(1 / temperature), so that decays begin near 1.
+    learned_gates: ClassVar = LearnedGates(
+        decay=True, decay_of_step=lambda step: sigmoid_bias(_TEMPERATURE * step)
+    )
 
     chunk_size: int = 16  # Decays per channel cost more in longer chunks, on a CPU.
 
@@ -50,18 +55,12 @@ class GLA(AbstractMatrixRule):
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
-        forget = 1 - jnp.exp(given(token.log_decay))[:, None]
+        forget = forgotten(token.log_decay)[:, None]
 
         def loss(matrix):
             return jnp.sum(forget * jnp.square(matrix)) / 2 - agreement(matrix, token)
 
         return (LocalLoss(loss),)
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(
-            decay=True, decay_of_step=lambda step: sigmoid_bias(_TEMPERATURE * step)
-        )
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return jax.nn.log_sigmoid(given(inputs.decay)) / _TEMPERATURE, None

@@ -42,6 +42,7 @@ class HGRN2(AbstractMatrixRule):
         source="arXiv:2404.07904",
     )
     transition: ClassVar = "fades"
+    learned_gates: ClassVar = LearnedGates(key_of_step=lambda step: -sigmoid_bias(step))
 
     feature_map: FeatureMap = "sigmoid"
     chunk_size: int = 16  # As GLA's.
@@ -59,6 +60,7 @@ class HGRN2(AbstractMatrixRule):
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
+        # Half the weighed square: its gradient is k_i (W e_i - v).
         root = jnp.sqrt(token.key)[:, None]
         return (LocalLoss(lambda matrix: squared(root * (token.value[None] - matrix))),)
 
@@ -69,10 +71,6 @@ class HGRN2(AbstractMatrixRule):
         # A share that rounds to 1 would have an infinite logarithm; its gradient would be NaN.
         most = 1 - jnp.finfo(tokens.key.dtype).eps / 2
         return jnp.log1p(-jnp.minimum(tokens.key, most))
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(key_of_step=lambda step: -sigmoid_bias(step))
 
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         _, key, value = super().features(query, key, value)

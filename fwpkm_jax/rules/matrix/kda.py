@@ -11,10 +11,10 @@ from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
     GateInputs,
-    LearnedGates,
     LocalLoss,
     State,
     Tokens,
+    forgotten,
     given,
 )
 from fwpkm_jax.rules.matrix.deltanet import delta_step, error_loss, sigmoid_strength
@@ -46,6 +46,7 @@ class KDA(AbstractMatrixRule):
     decay: ClassVar = "key"
     strength: ClassVar = True
     delta: ClassVar = True
+    learned_gates: ClassVar = SOFTPLUS_GATES
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
@@ -54,6 +55,7 @@ class KDA(AbstractMatrixRule):
     """Lets β reach 2 instead of 1."""
 
     def write(self, state: State, token: Tokens) -> State:
+        # The decay acts on the key channels, so it does not commute with the delta step.
         state = jnp.exp(given(token.log_decay))[:, None] * state
         return delta_step(state, token.key, token.value, given(token.strength))
 
@@ -62,10 +64,6 @@ class KDA(AbstractMatrixRule):
         error = error_loss(token.key, token.value, given(token.strength))
         return (decay_loss(given(token.log_decay)), error)
 
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return SOFTPLUS_GATES
-
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         log_decay = softplus_decay(given(inputs.log_rate)[None, None, :, None], given(inputs.decay))
         return log_decay, sigmoid_strength(inputs, self.negative_eigenvalues)
@@ -73,5 +71,5 @@ class KDA(AbstractMatrixRule):
 
 def decay_loss(log_decay: Array) -> LocalLoss:
     """The loss whose gradient step is a decay per key channel, `[key]`."""
-    forget = 1 - jnp.exp(log_decay)[:, None]
+    forget = forgotten(log_decay)[:, None]
     return LocalLoss(lambda matrix: jnp.sum(forget * jnp.square(matrix)) / 2)

@@ -52,6 +52,7 @@ class LightningAttention(AbstractMatrixRule):
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         heads = inputs.shape[2]
+        # As ALiBi's slopes: half-lives from a token to 180 tokens over the heads.
         rates = 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
         log_decay = jnp.asarray(-rates, jnp.float32)[None, None]
         return jnp.broadcast_to(log_decay, inputs.shape), None

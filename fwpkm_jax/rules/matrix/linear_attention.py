@@ -54,6 +54,7 @@ class LinearAttention(AbstractMatrixRule):
         return cls(), cls(normalized=True, feature_map="elu")
 
     def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike) -> State:
+        # One more column sums the keys, for the normaliser.
         return jnp.zeros((batch, heads, key, value + self.normalized), dtype)
 
     def write(self, state: State, token: Tokens) -> State:

@@ -46,6 +46,7 @@ class Longhorn(AbstractMatrixRule):
     strength: ClassVar = True
     delta: ClassVar = True
     transition: ClassVar = "mixes_keys"
+    learned_gates: ClassVar = LearnedGates(strength=True)
 
     convolution: bool = True
 
@@ -59,15 +60,12 @@ class Longhorn(AbstractMatrixRule):
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         return super().chunked(tokens._replace(strength=_explicit(tokens)), state, starts)
 
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(strength=True)
-
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return None, jax.nn.sigmoid(given(inputs.strength))
 
 
 def _explicit(tokens: Tokens) -> Array:
     """The size of the explicit step that equals the implicit one."""
+    # By Sherman and Morrison: (I + β k k^T)^-1 = I - β k k^T / (1 + β |k|^2).
     strength = given(tokens.strength)
     return strength / (1 + strength * jnp.sum(jnp.square(tokens.key), axis=-1))

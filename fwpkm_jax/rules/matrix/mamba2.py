@@ -20,6 +20,7 @@ from fwpkm_jax.rules.matrix.base import (
     State,
     Tokens,
     agreement,
+    forgotten,
     given,
     squared,
 )
@@ -47,6 +48,10 @@ class Mamba2(AbstractMatrixRule):
     decay: ClassVar = "head"
     strength: ClassVar = True
     transition: ClassVar = "fades"
+    # softplus(-4) = 0.018, amid the published range of time steps.
+    learned_gates: ClassVar = LearnedGates(
+        strength=True, log_rate=True, strength_bias=-4.0, strength_of_step=softplus_bias
+    )
 
     convolution: bool = True
 
@@ -56,7 +61,7 @@ class Mamba2(AbstractMatrixRule):
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
-        forget = 1 - jnp.exp(given(token.log_decay))
+        forget = forgotten(token.log_decay)
 
         def loss(matrix):
             return forget * squared(matrix) - given(token.strength) * agreement(matrix, token)
@@ -66,13 +71,6 @@ class Mamba2(AbstractMatrixRule):
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         written = given(tokens.strength)[..., None] * tokens.value
         return super().chunked(tokens._replace(value=written), state, starts)
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        # softplus(-4) = 0.018, amid the published range of time steps.
-        return LearnedGates(
-            strength=True, log_rate=True, strength_bias=-4.0, strength_of_step=softplus_bias
-        )
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         step = given(inputs.strength)

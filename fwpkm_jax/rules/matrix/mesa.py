@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.literals import check_least
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -21,6 +22,7 @@ from fwpkm_jax.rules.matrix.base import (
     State,
     Tokens,
     agreement,
+    forgotten,
     given,
     squared,
 )
@@ -54,6 +56,9 @@ class Mesa(AbstractMatrixRule):
     decay: ClassVar = "head"
     strength: ClassVar = True
     transition: ClassVar = "fades"
+    learned_gates: ClassVar = LearnedGates(
+        decay=True, strength=True, decay_bias=4.0, decay_of_step=sigmoid_bias
+    )
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
@@ -64,13 +69,8 @@ class Mesa(AbstractMatrixRule):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.cg_steps < 1:
-            raise ValueError(f"cg_steps={self.cg_steps} must be at least 1.")
-        if not self.ridge >= 1e-6:
-            raise ValueError(
-                f"ridge={self.ridge} must be at least 1e-6: the memory is empty at first, and the "
-                "ridge alone is solved for."
-            )
+        # The memory is empty at first, and the ridge alone is solved for.
+        check_least(self, cg_steps=1, ridge=1e-6)
 
     @classmethod
     def variants(cls) -> "tuple[Mesa, ...]":
@@ -90,7 +90,7 @@ class Mesa(AbstractMatrixRule):
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
-        forget = 1 - jnp.exp(given(token.log_decay))
+        forget = forgotten(token.log_decay)
         value = _written(token)
         return (LocalLoss(lambda m: forget * squared(m) - agreement(m, token, value)),)
 
@@ -110,14 +110,12 @@ class Mesa(AbstractMatrixRule):
                 chunk_size=self.chunk_size,
             )
 
+        # H alone is read while the system is solved; G only with the solution.
         start = _symmetric(state[..., -width:])
+        # Each product H x for all tokens at once is a read of H with x as the query.
         solved = self._solve(lambda x: read(x, written[..., -width:], start).output, tokens.query)
         out = read(solved, written, state)
         return out._replace(output=out.output[..., :-width])
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(decay=True, strength=True, decay_bias=4.0, decay_of_step=sigmoid_bias)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return jax.nn.log_sigmoid(given(inputs.decay)), jax.nn.sigmoid(given(inputs.strength))

@@ -22,6 +22,7 @@ from fwpkm_jax.rules.matrix.base import (
     Starts,
     Tokens,
     agreement,
+    forgotten,
     given,
     squared,
 )
@@ -50,6 +51,7 @@ class MLSTMTransition(NamedTuple):
         return MLSTMTransition(self.log_kept + later.log_kept, later.after(self.end))
 
     def after(self, state: MLSTMState) -> MLSTMState:
+        # Both memories over the larger of both scales, so that neither exponential overflows.
         kept = self.log_kept + state.log_scale
         log_scale = jnp.maximum(kept, self.end.log_scale)
         old, new = (jnp.exp(x - log_scale) for x in (kept, self.end.log_scale))
@@ -82,6 +84,9 @@ class MLSTM(AbstractMatrixRule):
     strength: ClassVar = True
     no_strength: ClassVar = -jnp.inf
     transition: ClassVar = "other"  # `part` has its own.
+    learned_gates: ClassVar = LearnedGates(
+        decay=True, strength=True, decay_bias=4.0, decay_of_step=sigmoid_bias
+    )
 
     convolution: bool = True
 
@@ -90,9 +95,10 @@ class MLSTM(AbstractMatrixRule):
         return MLSTMState(matrix, jnp.zeros((batch, heads), dtype))
 
     def write(self, state: MLSTMState, token: Tokens) -> MLSTMState:
-        kept, written, log_scale = self._relative(state, token)
+        log_kept, log_written, log_scale = self._relative(state, token)
         outer = jnp.outer(token.key, with_one(token.value))
-        return MLSTMState(kept * state.matrix + written * outer, log_scale)
+        matrix = jnp.exp(log_kept) * state.matrix + jnp.exp(log_written) * outer
+        return MLSTMState(matrix, log_scale)
 
     def read(self, state: MLSTMState, token: Tokens):
         return _bounded(token.query @ state.matrix, state.log_scale)
@@ -101,9 +107,9 @@ class MLSTM(AbstractMatrixRule):
         return state.matrix
 
     def losses(self, state: MLSTMState, token: Tokens) -> tuple[LocalLoss, ...]:
-        kept, written, _ = self._relative(state, token)
-        value = written * with_one(token.value)
-        return (LocalLoss(lambda m: (1 - kept) * squared(m) - agreement(m, token, value)),)
+        log_kept, log_written, _ = self._relative(state, token)
+        forget, value = forgotten(log_kept), jnp.exp(log_written) * with_one(token.value)
+        return (LocalLoss(lambda m: forget * squared(m) - agreement(m, token, value)),)
 
     def chunked(self, tokens: Tokens, state: MLSTMState, starts: Starts = None) -> RecurrenceOutput:
         log_f, log_i = given(tokens.log_decay), given(tokens.strength)
@@ -129,10 +135,6 @@ class MLSTM(AbstractMatrixRule):
         kept = log_kept(tokens.log_decay, starts, like=tokens.key)
         return MLSTMTransition(kept[..., 0], end)
 
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(decay=True, strength=True, decay_bias=4.0, decay_of_step=sigmoid_bias)
-
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return jax.nn.log_sigmoid(given(inputs.decay)), given(inputs.strength)
 
@@ -144,10 +146,10 @@ class MLSTM(AbstractMatrixRule):
 
     @staticmethod
     def _relative(state: MLSTMState, token: Tokens) -> tuple[Array, Array, Array]:
-        """Both gates over the scale after the token, and that scale's logarithm."""
+        """Logarithms of both gates over the scale after the token, and of that scale."""
         log_kept = given(token.log_decay) + state.log_scale
         log_scale = jnp.maximum(log_kept, given(token.strength))
-        return jnp.exp(log_kept - log_scale), jnp.exp(given(token.strength) - log_scale), log_scale
+        return log_kept - log_scale, given(token.strength) - log_scale, log_scale
 
 
 def _running_scale(
@@ -166,6 +168,7 @@ def _running_scale(
         at = starts[:, :, None]
         log_i = jnp.where(at, jnp.maximum(log_f, log_i), log_i)
         log_f = jnp.where(at, -jnp.inf, log_f)
+    # m_t = max(log f_t + m_{t-1}, log i_t) is linear in the max-plus algebra.
     kept, largest = jax.lax.associative_scan(join, (log_f, log_i), axis=1)
     start = start[:, None]
     return jnp.concatenate([start, jnp.maximum(kept + start, largest)], axis=1)

@@ -13,5 +13,6 @@ def divided(read: Float[Array, "*dims wider"]) -> Float[Array, "*dims value"]:
     """The read divided by its last entry; 0 where that entry is 0.
 
     With features that are never negative it is 0 only where nothing was read."""
+    # The sum of the weights with which the other entries were read.
     total = read[..., -1:]
     return read[..., :-1] / jnp.where(total > 0, total, 1)

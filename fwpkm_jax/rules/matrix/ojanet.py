@@ -47,6 +47,7 @@ class OjaNet(AbstractMatrixRule):
     )
     strength: ClassVar = True
     transition: ClassVar = "mixes_values"
+    learned_gates: ClassVar = LearnedGates(strength=True)
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
@@ -54,6 +55,7 @@ class OjaNet(AbstractMatrixRule):
     """Lets β reach 2 instead of 1."""
 
     def write(self, state: State, token: Tokens) -> State:
+        # The delta rule's error with both exchanged: k - W^T v in place of v - W k.
         error = token.key - state @ token.value
         return state + given(token.strength) * jnp.outer(error, token.value)
 
@@ -78,10 +80,6 @@ class OjaNet(AbstractMatrixRule):
             chunk_size=self.chunk_size,
         )
         return out._replace(final_state=out.final_state.swapaxes(-1, -2))
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(strength=True)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return None, sigmoid_strength(inputs, self.negative_eigenvalues)

@@ -8,14 +8,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.literals import check_least
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
     GateInputs,
-    LearnedGates,
     LocalLoss,
     Starts,
     Tokens,
+    forgotten,
     given,
     squared,
 )
@@ -59,6 +60,7 @@ class Omega(AbstractMatrixRule):
     )
     decay: ClassVar = "head"
     strength: ClassVar = True
+    learned_gates: ClassVar = SOFTPLUS_GATES
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
@@ -67,8 +69,7 @@ class Omega(AbstractMatrixRule):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.window < 1:
-            raise ValueError(f"window={self.window} must be at least 1.")
+        check_least(self, window=1)
 
     @classmethod
     def variants(cls) -> "tuple[Omega, ...]":
@@ -86,6 +87,7 @@ class Omega(AbstractMatrixRule):
     def write(self, state: OmegaState, token: Tokens) -> OmegaState:
         kept = jnp.exp(given(token.log_decay)) * state.matrix
         keys, values, strengths = self._window(state, token)
+        # All at the memory before the token, so that one product gives them.
         errors = strengths[:, None] * (values - keys @ state.matrix)
         written = OmegaState(
             kept + keys.T @ errors / self.window, keys[1:], values[1:], strengths[1:]
@@ -99,7 +101,7 @@ class Omega(AbstractMatrixRule):
 
     def losses(self, state: OmegaState, token: Tokens) -> tuple[LocalLoss, ...]:
         keys, values, strengths = self._window(state, token)
-        forget = 1 - jnp.exp(given(token.log_decay))
+        forget = forgotten(token.log_decay)
 
         def loss(matrix):
             errors = jnp.sqrt(strengths)[:, None] * (values - keys @ matrix)
@@ -109,10 +111,6 @@ class Omega(AbstractMatrixRule):
 
     def chunked(self, tokens: Tokens, state: OmegaState, starts: Starts = None) -> RecurrenceOutput:
         return self.recurrent(tokens, state, starts)
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return projected_decay(inputs), sigmoid_strength(inputs, False)

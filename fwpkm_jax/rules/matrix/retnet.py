@@ -15,6 +15,7 @@ from fwpkm_jax.rules.matrix.base import (
     State,
     Tokens,
     agreement,
+    forgotten,
     given,
     squared,
 )
@@ -49,6 +50,7 @@ class RetNet(AbstractMatrixRule):
         return (fading_sum_loss(token),)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        # Heads keep 31/32, 63/64, ..., as published.
         share = 1 - 2.0 ** (-5 - np.arange(inputs.shape[2]))
         log_decay = jnp.asarray(np.log(share), jnp.float32)[None, None]
         return jnp.broadcast_to(log_decay, inputs.shape), None
@@ -61,5 +63,5 @@ def fading_sum(state: State, token: Tokens) -> State:
 
 def fading_sum_loss(token: Tokens) -> LocalLoss:
     """The loss whose gradient step is `fading_sum`."""
-    forget = 1 - jnp.exp(given(token.log_decay))
+    forget = forgotten(token.log_decay)
     return LocalLoss(lambda matrix: forget * squared(matrix) - agreement(matrix, token))

@@ -23,6 +23,7 @@ from fwpkm_jax.rules.matrix.base import (
     Starts,
     State,
     Tokens,
+    forgotten,
     given,
     squared,
 )
@@ -57,6 +58,12 @@ class RWKV7(AbstractMatrixRule):
     decay: ClassVar = "key"
     strength: ClassVar = "key"
     transition: ClassVar = "mixes_keys"
+    learned_gates: ClassVar = LearnedGates(
+        decay=True,
+        strength=True,
+        decay_bias=-4.0,
+        decay_of_step=lambda step: logit(step / _RATE),
+    )
 
     chunk_size: int = 16  # As GLA's.
 
@@ -68,8 +75,9 @@ class RWKV7(AbstractMatrixRule):
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
         unit, strength = unit_normalize(token.key), given(token.strength)[:, None]
+        # |k| v, so that the error's step writes a k v as published.
         value = (token.key @ unit) / (unit @ unit) * token.value
-        forget = (1 - jnp.exp(given(token.log_decay)))[:, None] / strength
+        forget = forgotten(token.log_decay)[:, None] / strength
 
         def loss(matrix):
             return squared(value - unit @ matrix) + jnp.sum(forget * jnp.square(matrix)) / 2
@@ -88,15 +96,6 @@ class RWKV7(AbstractMatrixRule):
             starts=starts,
             erasure=Erasure(found, at),
             chunk_size=self.chunk_size,
-        )
-
-    @property
-    def learned_gates(self) -> LearnedGates:
-        return LearnedGates(
-            decay=True,
-            strength=True,
-            decay_bias=-4.0,
-            decay_of_step=lambda step: logit(step / _RATE),
         )
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:

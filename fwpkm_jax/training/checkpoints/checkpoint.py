@@ -17,7 +17,8 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.io.atomic import own_folder
+from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.training.checkpoints.checksum import checksums
 from fwpkm_jax.training.checkpoints.regroup import Regroup, first_memory
 from fwpkm_jax.training.checkpoints.restore import (
@@ -32,7 +33,6 @@ from fwpkm_jax.training.checkpoints.restore import (
 )
 from fwpkm_jax.training.runs.processes import from_first, is_first, together
 from fwpkm_jax.training.state import TrainState, named_leaves
-from fwpkm_jax.whole_files import own_folder
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +59,8 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        if self.every < 1:
-            raise ValueError(f"every={self.every} must be at least 1 step.")
-        if self.keep < 2:
-            raise ValueError(
-                f"keep={self.keep} must be at least 2: if the newest is damaged by whatever ended "
-                "the run, the one before it is needed."
-            )
+        # If the newest is damaged by whatever ended the run, the one before it is needed.
+        check_least(self, every=1, keep=2)
 
     @property
     def merge(self) -> Regroup:

@@ -11,16 +11,21 @@ import numpy as np
 from fwpkm_jax.training.state import named_leaves
 
 
-def checksum(x: jax.Array, first: jax.Array | int = 0) -> jax.Array:
-    """A uint32 scalar: the sum of an array's words, each times an odd number that its index gives.
+def checksum(
+    x: jax.Array, first: jax.Array | int = 0, count: jax.Array | int | None = None
+) -> jax.Array:
+    """A uint32 scalar: the sum of an array's words, each mixed with its index first.
 
-    A single flipped bit changes the sum, and so do zeros in place of a lost chunk. The sum wraps,
-    so it does not depend on the order of addition: the same array split over another number of
-    devices has the same checksum.
+    The mix is that of a hash, so that no change of some bits is undone by the same change of
+    others, as of two signs. The sum wraps, so it does not depend on the order of addition: the
+    same array split over another number of devices has the same checksum.
 
     Args:
       x: the array.
       first: index of its first word, if it is a part of a larger one.
+      count: number of its words that count, if it has one axis; None: all.
+
+    References: the finalizer of MurmurHash3 (Austin Appleby, public domain).
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
@@ -32,7 +37,17 @@ def checksum(x: jax.Array, first: jax.Array | int = 0) -> jax.Array:
         iota = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
         place = place + iota * jnp.uint32(stride % 2**32)
         stride *= bits.shape[axis]
-    return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
+    mixed = _mixed(bits + _mixed(place + jnp.uint32(1)))
+    if count is not None:
+        mixed = jnp.where(jnp.arange(bits.shape[0]) < count, mixed, 0)
+    return jnp.sum(mixed, dtype=jnp.uint32)
+
+
+def _mixed(words: jax.Array) -> jax.Array:
+    """Words of which every bit depends on every bit of the given ones, one to one."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        words = (words ^ (words >> jnp.uint32(shift))) * jnp.uint32(factor)
+    return words ^ (words >> jnp.uint32(16))
 
 
 _LARGE = 2**20  # Numbers.
@@ -72,9 +87,9 @@ def _of_large(leaf: Any) -> int:
     total = 0
     for first in range(0, words.size, _LARGE):
         here = words[first : first + _LARGE]
-        piece = np.zeros(_LARGE, words.dtype)  # Zeros behind the end add nothing.
+        piece = np.zeros(_LARGE, words.dtype)
         piece[: here.size] = here  # A copy: XLA may keep what it is called with for a while.
-        total += int(_checksum_of_piece(piece, np.uint32(first % 2**32)))
+        total += int(_checksum_of_piece(piece, np.uint32(first % 2**32), here.size))
     return total % 2**32
 
 

@@ -19,15 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.literals import some
+from fwpkm_jax.storage.addresses import scheme_of
 from fwpkm_jax.training.checkpoints.checksum import checksums
 from fwpkm_jax.training.checkpoints.regroup import Regroup, all_groups, regroup
-from fwpkm_jax.training.runs.mirror import local_copy
+from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.training.runs.processes import OtherProcessError, together
 from fwpkm_jax.training.state import TrainState, named_leaves
 
 logger = logging.getLogger(__name__)
+
+
+Item = Literal["params", "optimizer", "memory"]
+"""Arrays of a checkpoint: slow weights, the optimiser's state, memories by layer."""
 
 
 class DamagedCheckpointError(Exception):
@@ -58,8 +62,6 @@ class Restored(NamedTuple):
     """Validation metrics at that step; empty if there was no validation."""
     reference: Reference | None
     """Where frozen weights were read from; None: all weights are in the checkpoint."""
-    converted: tuple[str, ...] = ()
-    """Which dtypes were converted, as "bfloat16 to float32"."""
 
 
 def array_items(state: TrainState) -> dict[str, Any]:
@@ -78,14 +80,6 @@ def nested(tree: Any) -> dict[str, Any]:
             place = place.setdefault(parent, {})
         place[last] = leaf
     return dicts
-
-
-def _like(tree: Any, dicts: Mapping[str, Any]) -> Any:
-    """The arrays of `dicts`, made by `nested`, in the structure of `tree`."""
-    leaves = named_leaves(dicts)
-    return jax.tree.unflatten(
-        jax.tree.structure(tree), [leaves[name] for name in named_leaves(tree)]
-    )
 
 
 def checkpoint_steps(directory: str | Path) -> list[int]:
@@ -131,42 +125,34 @@ def read_checkpoint(
         with together():
             try:
                 position = _read_json(path)
-                expected = position["checksums"]
-                for name in ("memory", "optimizer"):
-                    if name not in expected:  # Not saved, or imported weights.
-                        items.pop(name, None)
-                reference = _reference(position)
-                arrays = {
-                    name: _read_params(path, tree, layouts[name], reference)
-                    if name == "params" and reference is not None
-                    else _read_arrays(path / name, tree, layouts[name])
-                    for name, tree in items.items()
-                }
-                if reference is not None:
-                    expected["params"] |= reference.checksums
                 if position["step"] != step:
                     raise ValueError(f"it holds step {position['step']}")
                 rng = np.asarray(position["rng"], np.uint32)
+                for name in ("memory", "optimizer"):
+                    if name not in position["checksums"]:  # Not saved, or imported weights.
+                        items.pop(name, None)
+                wanted = {name: targets(tree, layouts[name]) for name, tree in items.items()}
+                found = {
+                    name: _read(path, some, name, any_groups=name == "memory")
+                    for name, some in wanted.items()
+                }
             except UnreadBaseError:  # Says nothing about this checkpoint, which stays.
                 raise
             except Exception as error:  # Whatever a broken file makes the readers raise.
                 raise DamagedCheckpointError(f"{path}: {brief(error)}") from error
     except OtherProcessError as error:
         raise DamagedCheckpointError(f"{path}: {brief(error)}") from error
-    for name, tree in arrays.items():
-        actual = checksums(tree)
-        wrong = [leaf for leaf in actual if actual[leaf] != expected.get(name, {}).get(leaf)]
-        if wrong:
-            raise DamagedCheckpointError(
-                f"{path}: {name}/{wrong[0]} is not what was saved (its checksum differs)"
-            )
-    converted = set()
-    for name, tree in arrays.items():
-        pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(items[name]), strict=True)
-        converted |= {f"{x.dtype} to {like.dtype}" for x, like in pairs if x.dtype != like.dtype}
-        # Containers without arrays, as Muon's have, come back as None.
-        leaves = map(_as_dtype, *map(jax.tree.leaves, (tree, items[name], layouts[name])))
-        arrays[name] = jax.tree.unflatten(jax.tree.structure(items[name]), leaves)
+    arrays = {}
+    for name, tree in items.items():
+        try:
+            _check(path, found[name], _checksums_of(position, name), whole=True)
+        except ValueError as error:
+            raise DamagedCheckpointError(str(error)) from error
+        leaves = [
+            _as_dtype(found[name][leaf], like.dtype, like.sharding)
+            for leaf, like in wanted[name].items()
+        ]
+        arrays[name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
     memory: Any = {}
     if "memory" in arrays:
         memory = _regrouped(arrays["memory"], abstract.memory, places.memory, merge)
@@ -177,9 +163,7 @@ def read_checkpoint(
         memory=memory,
         rng=jax.random.wrap_key_data(_put(rng, places.rng)),
     )
-    return Restored(
-        state, position["data"], position["metrics"], reference, tuple(sorted(converted))
-    )
+    return Restored(state, position["data"], position["metrics"], _reference(position))
 
 
 def _reference(position: Mapping[str, Any]) -> Reference | None:
@@ -187,26 +171,34 @@ def _reference(position: Mapping[str, Any]) -> Reference | None:
     return None if stored is None else Reference(stored["checkpoint"], dict(stored["checksums"]))
 
 
-def stored_names(checkpoint: str | Path, item: Literal["params", "memory"]) -> dict[str, int]:
+def targets(tree: Any, layout: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape, dtype and sharding of each array by its path."""
+    places = named_leaves(layout)
+    return {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places[name])
+        for name, x in named_leaves(tree).items()
+    }
+
+
+def _checksums_of(position: Mapping[str, Any], item: str) -> dict[str, int]:
+    """Checksums of an item's arrays by path, those of frozen weights included."""
+    reference = _reference(position) if item == "params" else None
+    own = position["checksums"].get(item, {})
+    return own | (reference.checksums if reference is not None else {})
+
+
+def stored_names(checkpoint: str | Path, item: Item) -> dict[str, int]:
     """The checksums of a checkpoint's arrays by path, those of frozen weights included.
 
     Args:
       checkpoint: `RUN/checkpoints/STEP`.
-      item: slow weights, or memories by layer.
+      item: what they belong to.
     """
-    position = _read_json(Path(checkpoint).absolute())
-    names = dict(position["checksums"].get(item, {}))
-    reference = _reference(position)
-    if item == "params" and reference is not None:
-        names |= reference.checksums
-    return names
+    return _checksums_of(_read_json(Path(checkpoint).absolute()), item)
 
 
 def read_arrays(
-    checkpoint: str | Path,
-    wanted: Mapping[str, Any],
-    *,
-    item: Literal["params", "optimizer", "memory"],
+    checkpoint: str | Path, wanted: Mapping[str, Any], *, item: Item
 ) -> dict[str, jax.Array]:
     """Reads some arrays of a checkpoint or of those that it refers to, and checks their checksums.
 
@@ -215,7 +207,7 @@ def read_arrays(
     Args:
       checkpoint: `RUN/checkpoints/STEP`.
       wanted: `jax.ShapeDtypeStruct` with a sharding for each array, by path.
-      item: slow weights, the optimiser's state, or memories by layer.
+      item: what they belong to.
 
     Raises:
       ValueError: there is no such checkpoint; an array is missing or damaged, or differs in shape
@@ -223,31 +215,42 @@ def read_arrays(
       UnreadBaseError: arrays lie in a bucket, and cannot be read.
     """
     path = Path(checkpoint).absolute()
+    found = _read(path, wanted, item)
+    _check(path, found, stored_names(path, item))
     return {
-        name: _as_dtype(x, wanted[name], wanted[name].sharding)
-        for name, x in _read_stored(path, wanted, item).items()
+        name: _as_dtype(x, wanted[name].dtype, wanted[name].sharding) for name, x in found.items()
     }
 
 
-def _read_stored(path: Path, wanted: Mapping[str, Any], item: str) -> dict[str, jax.Array]:
-    """`read_arrays` in the dtypes in which they are stored."""
+def _check(
+    path: Path, found: Mapping[str, jax.Array], stored: Mapping[str, int], *, whole: bool = False
+) -> None:
+    """Raises ValueError where an array is not what was saved, or, of a whole item, is left out."""
+    actual = checksums(found)
+    for name in actual:
+        if actual[name] != stored.get(name):
+            raise ValueError(f"{path}: {name} is not what was saved (its checksum differs)")
+    for name in stored.keys() - found.keys() if whole else ():
+        raise ValueError(f"{path}: it holds {name}, for which the model has no place")
+
+
+def _read(
+    path: Path, wanted: Mapping[str, Any], item: str, *, any_groups: bool = False
+) -> dict[str, jax.Array]:
+    """Arrays in the dtypes in which they are stored, not checked; see `read_arrays`."""
     if not path.is_dir():
         raise ValueError(f"{path}, which holds frozen weights, does not exist; put it back")
     position = _read_json(path)
     stored = position["checksums"].get(item, {})
     here = {name: like for name, like in wanted.items() if name in stored}
     elsewhere = {name: like for name, like in wanted.items() if name not in stored}
-    found = _read_some(path / item, here) if here else {}
-    actual = checksums(found)
-    wrong = [name for name in found if actual[name] != stored[name]]
-    if wrong:
-        raise ValueError(f"{path}: {wrong[0]} is not what was saved (its checksum differs)")
+    found = _read_stored(path / item, here, any_groups) if here else {}
     if elsewhere:
         reference = _reference(position)
         if reference is None or item != "params":
             raise ValueError(f"{path} has no {next(iter(elsewhere))}")
         with _referred(reference.checkpoint) as base:
-            found |= _read_stored(base, elsewhere, item)
+            found |= _read(base, elsewhere, item)
     return found
 
 
@@ -264,7 +267,7 @@ def _referred(checkpoint: str) -> Iterator[Path]:
     run, _, step = checkpoint.rpartition("/checkpoints/")
     with contextlib.ExitStack() as held:
         try:
-            folder = held.enter_context(local_copy(run, checkpoints=int(step)))
+            folder = held.enter_context(run_folder(run, checkpoints=int(step)))
         except (OSError, ValueError) as error:
             raise UnreadBaseError(f"Frozen weights lie in {checkpoint}: {error}") from error
         found = folder / "checkpoints" / step
@@ -276,34 +279,31 @@ def _referred(checkpoint: str) -> Iterator[Path]:
         yield found
 
 
-def _read_params(path: Any, abstract: Any, layout: Any, reference: Reference) -> Any:
-    """Slow weights, of which the frozen ones are read from another checkpoint."""
-    like = jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), abstract, layout
-    )
-    named = named_leaves(like)
-    frozen = {name: named[name] for name in reference.checksums}
-    own = {name: x for name, x in named.items() if name not in frozen}
-    with _referred(reference.checkpoint) as base:
-        found = _read_stored(base, frozen, "params")
-    found |= _read_stored(Path(path), own, "params")
-    return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in named])
+def _read_stored(path: Any, wanted: Mapping[str, Any], any_groups: bool) -> dict[str, jax.Array]:
+    """Some arrays of an item, in the dtypes in which they are stored; no other array is read.
 
+    Uses Orbax's handlers: unlike its checkpointers, they do not wait for other processes.
 
-def _read_some(path: Any, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Some arrays of an item, in the dtypes in which they are stored; no other array is read."""
+    Args:
+      path: of the item.
+      wanted: see `read_arrays`.
+      any_groups: the first axis, that of memories, may have another size.
+    """
     handler = ocp.PyTreeCheckpointHandler()
     try:
         targets = {}
         there = named_leaves(handler.metadata(path).tree)
         for name, ours in wanted.items():
-            stored = there[name]
-            if ours.shape != stored.shape or not _converts(stored.dtype, ours.dtype):
+            stored, sharding = there[name], ours.sharding
+            if any_groups and ours.shape != stored.shape:
+                sharding = all_groups(sharding)
+            axes = slice(1 if any_groups else 0, None)
+            if ours.shape[axes] != stored.shape[axes] or not _converts(stored.dtype, ours.dtype):
                 raise ValueError(
                     f"{path}/{name} is {stored.dtype}{list(stored.shape)}; the model's is "
                     f"{ours.dtype}{list(ours.shape)}"
                 )
-            targets[name] = jax.ShapeDtypeStruct(ours.shape, stored.dtype, sharding=ours.sharding)
+            targets[name] = jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=sharding)
         targets = nested(targets)
         how = ocp.checkpoint_utils.construct_restore_args(targets)
         args = ocp.args.PyTreeRestore(targets, restore_args=how, partial_restore=True)
@@ -313,46 +313,15 @@ def _read_some(path: Any, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
     return {name: read[name] for name in wanted}
 
 
-def _read_arrays(path: Any, abstract: Any, layout: Any) -> Any:
-    """An item's arrays; of `memory`, as many groups as were saved.
-
-    Uses Orbax's handlers: unlike its checkpointers, they do not wait for other processes.
-    """
-    handler = ocp.StandardCheckpointHandler()
-
-    def target(x: Any, sharding: Any, stored: Any) -> Any:
-        shape, dtype = x.shape, x.dtype
-        if saved is not None and saved != shape[0]:
-            shape, sharding = (saved, *shape[1:]), all_groups(sharding)
-        if stored is not None and _converts(stored.dtype, dtype):
-            dtype = stored.dtype
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-    try:
-        saved, there = None, named_leaves(handler.metadata(path).tree)
-        if path.name == "memory":
-            saved, there = next(iter(there.values())).shape[0], {}
-        like = [there.get(name) for name in named_leaves(abstract)]
-        targets = jax.tree.unflatten(
-            jax.tree.structure(abstract),
-            map(target, jax.tree.leaves(abstract), jax.tree.leaves(layout), like),
-        )
-        args = ocp.args.StandardRestore(nested(targets))
-        read = handler.restore(path, args=args)
-    finally:
-        handler.close()
-    return _like(abstract, read)
-
-
 def _converts(stored: Any, wanted: Any) -> bool:
     """Whether an array may be read in another dtype than it is stored in."""
     real = jnp.issubdtype(stored, jnp.floating) and jnp.issubdtype(wanted, jnp.floating)
     return stored == wanted or real
 
 
-def _as_dtype(x: jax.Array, like: Any, place: Any) -> jax.Array:
-    """The array in the dtype of `like`, on the devices of `place`."""
-    return x if x.dtype == like.dtype else _cast(like.dtype, place)(x)
+def _as_dtype(x: jax.Array, dtype: Any, place: Any) -> jax.Array:
+    """The array in another dtype, on the devices of `place`."""
+    return x if x.dtype == dtype else _cast(dtype, place)(x)
 
 
 @functools.cache

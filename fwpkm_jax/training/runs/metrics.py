@@ -12,18 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto import event_pb2, summary_pb2
-from tensorboardX.summary import scalar
 
-from fwpkm_jax.whole_files import open_own, own_folder, replacing, write_text
+from fwpkm_jax.io.atomic import open_own, own_folder, replacing, write_text
 
 logger = logging.getLogger(__name__)
-
-# Protobuf creates these classes at import, so type checkers do not see them.
-Event: Any = vars(event_pb2)["Event"]
-SessionLog: Any = vars(event_pb2)["SessionLog"]
-Summary: Any = vars(summary_pb2)["Summary"]
 
 
 def truncate_metrics(path: Path, *, step: int) -> None:
@@ -67,22 +59,35 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Event files in `RUN/tensorboard`, starting with the step after `step`."""
+    """Event files in `RUN/tensorboard`, starting with the step after `step`.
+
+    Raises:
+      ModuleNotFoundError: tensorboardX (extra `tensorboard`) is not installed.
+    """
 
     def __init__(self, directory: Path, *, step: int) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
+        from tensorboardX.summary import scalar
+
+        # Protobuf creates these classes at import, so type checkers do not see them.
+        self._event: Any = vars(event_pb2)["Event"]
+        self._summary: Any = vars(summary_pb2)["Summary"]
+        self._scalar = scalar
+        session: Any = vars(event_pb2)["SessionLog"]
         folder = own_folder(directory / "tensorboard")
         # Not tensorboardX's SummaryWriter: if the disk is full, its thread dies, and the next write
         # then blocks for ever.
         # A name that nobody can have taken: tensorboardX would write through a link.
         self._events = EventsWriter(str(folder / "events"), f".{secrets.token_hex(8)}")
         # TensorBoard hides the events of earlier sessions from this step on.
-        start = SessionLog(status=SessionLog.START)
-        self._add(Event(step=step + 1, session_log=start))
+        start = session(status=session.START)
+        self._add(self._event(step=step + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends one event with a scalar for each value."""
-        summary = Summary(value=[scalar(n, v).value[0] for n, v in values.items()])
-        self._add(Event(step=step, summary=summary))
+        scalars = [self._scalar(n, v).value[0] for n, v in values.items()]
+        self._add(self._event(step=step, summary=self._summary(value=scalars)))
 
     def _add(self, event: Any) -> None:
         event.wall_time = time.time()

@@ -1,12 +1,7 @@
 """A run in a bucket: a folder of this machine that is filled from it and written back.
 
 Training works on the folder, with the same files, checkpoints and checksums as on any disk. A
-thread writes what is whole there to the bucket:
-
-- A small file is one object, which the store replaces at once.
-- A checkpoint's files go to `checkpoints/STEP-RANDOM/`; then one object, `checkpoints/STEP.json`,
-  names the folder and every file's size and SHA-256. Without it there is no checkpoint, whatever
-  a killed upload left, and no upload ever writes into the folder of another.
+thread writes what is whole there to the bucket: small files as objects, checkpoints as `Versions`.
 
 Orbax itself completes a checkpoint in S3 by copying objects one by one, so a kill could leave a
 part that looks whole; this is why it writes to the folder.
@@ -14,33 +9,28 @@ part that looks whole; this is why it writes to the folder.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
-import re
-import secrets
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from fwpkm_jax.addresses import scheme_of
-from fwpkm_jax.outside_files import OutsideFileError, parse_json
-from fwpkm_jax.stores import Store, checked_name
-from fwpkm_jax.training.runs.lock import NAME as LOCK
-from fwpkm_jax.training.runs.store_lock import StoreLock
+from fwpkm_jax.storage.addresses import scheme_of
+from fwpkm_jax.storage.lock import NAME as LOCK
+from fwpkm_jax.storage.lock import Lock
+from fwpkm_jax.storage.repeated import Repeated
+from fwpkm_jax.storage.stores import Store
+from fwpkm_jax.storage.sync import FolderCopy, Versions
 
 EVERY = 10.0
 """Seconds between two looks for what to write back."""
 _CHECKPOINTS = "checkpoints"
-_MARKER = re.compile(rf"{_CHECKPOINTS}/(\d+)\.json")
-_FOLDER = re.compile(rf"{_CHECKPOINTS}/((\d+)-[0-9a-f]{{16}})/.+")
 # Of this machine and this session alone; and memories, which their own sessions read and write.
-_NOT_WRITTEN = (LOCK, _CHECKPOINTS, "damaged_checkpoints", "wandb", "memories")
+_NOT_WRITTEN = (LOCK, _CHECKPOINTS, f"damaged_{_CHECKPOINTS}", "wandb", "memories")
 _logger = logging.getLogger(__name__)
 
 Which = Literal["all", "newest", "none"] | int
@@ -51,6 +41,7 @@ class Mirror:
     """A run in a bucket, as a folder of this machine.
 
     Attributes:
+      store: the run in the bucket.
       folder: the folder, new and empty before `fetch`; `close` removes it.
     """
 
@@ -63,69 +54,38 @@ class Mirror:
         self.store = Store(address)
         self.folder = Path(tempfile.mkdtemp(prefix="fwpkm-run-"))
         self._say = say
-        self._lock: StoreLock | None = None
-        self._written: dict[str, tuple[int, int]] = {}
-        self._steps: set[int] = set()
+        self._lock: Lock | None = None
+        self._files = FolderCopy(
+            self.store, self.folder, holds=lambda name: name.split("/")[0] not in _NOT_WRITTEN
+        )
+        self._versions = Versions(self.store, _CHECKPOINTS)
+        self._aside: set[str] = set()
         self._working = threading.Lock()
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._writer: Repeated | None = None
 
-    def fetch(self, checkpoints: Which = "all") -> None:
+    def fetch(self, checkpoints: Which = "all") -> list[str]:
         """Fills the folder: small files, and whole checkpoints.
 
         Args:
           checkpoints: which of them, if they are there.
 
+        Returns:
+          The names of all objects.
+
         Raises:
-          OSError: the store cannot be asked.
+          StoreError: the store cannot be asked.
         """
-        sizes = self.store.sizes()
-        for name in sizes:
-            if name.split("/")[0] not in _NOT_WRITTEN:
-                file = self.folder / name
-                file.parent.mkdir(parents=True, exist_ok=True)
-                self.store.download(name, file)
-                self._written[name] = _signature(file)
-        steps = sorted(int(found[1]) for name in sizes if (found := _MARKER.fullmatch(name)))
-        if checkpoints == "newest":
-            steps = steps[-1:]
-        elif checkpoints != "all":
-            steps = [step for step in steps if step == checkpoints]
-        for step in steps:
-            self._fetch_checkpoint(step, f"{_CHECKPOINTS}/{step}.json")
-
-    def _fetch_checkpoint(self, step: int, marker: str) -> None:
-        partial = self.folder / _CHECKPOINTS / f".{step}.{secrets.token_hex(8)}.tmp"
-        partial.mkdir(parents=True)
-        try:
-            for name, (size, digest) in self._manifest(marker)[1].items():
-                file = partial / name.partition("/")[2]
-                file.parent.mkdir(parents=True, exist_ok=True)
-                self.store.download(f"{_CHECKPOINTS}/{name}", file)
-                if file.stat().st_size != size or _sha256(file) != digest:
-                    raise OutsideFileError(
-                        f"{self.store}/{_CHECKPOINTS}/{name}", "is not what was saved"
-                    )
-            partial.rename(self.folder / _CHECKPOINTS / str(step))
-            self._steps.add(step)
-        except (FileNotFoundError, OutsideFileError) as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            if self.store.versioned(marker) is not None:  # Not removed meanwhile by its session.
-                _logger.warning("Skipping a damaged checkpoint: %s", error)
-
-    def _manifest(self, marker: str) -> tuple[str, dict[str, tuple[int, str]]]:
-        """The folder of a checkpoint, and size and hash of its files, whose names begin with it."""
-        where = f"{self.store}/{marker}"
-        stored = parse_json(self.store.read(marker), where, kind=dict, otherwise="delete it")
-        folder, files = stored.get("folder"), stored.get("files")
-        if not isinstance(folder, str) or not isinstance(files, dict):
-            raise OutsideFileError(where, "names no folder and files", otherwise="delete it")
-        found = {}
-        for name, facts in files.items():
-            checked_name(f"{folder}/{name}", where)
-            size, digest = facts if isinstance(facts, list) and len(facts) == 2 else (None, None)
-            found[f"{folder}/{name}"] = (size, digest)
-        return folder, found
+        names = self._files.look()
+        self._files.fetch(missing_ok=True)
+        self._versions.look(names)
+        for step in sorted(self._versions.whole, reverse=True):
+            if checkpoints in ("all", "newest", step):
+                found = self._versions.fetch(step, self.folder / _CHECKPOINTS / str(step))
+                if found and checkpoints == "newest":
+                    break
+        for problem in self._versions.damaged.values():
+            _logger.warning("Skipping a damaged checkpoint: %s", problem)
+        return names
 
     def claim(self) -> None:
         """Takes the lock, fills the folder and begins to write back what changes there.
@@ -136,55 +96,49 @@ class Mirror:
           ValueError: another session holds the run, or the store cannot hold a lock.
           OSError: the store cannot be asked.
         """
-        self._lock = StoreLock(self.store, say=self._say)
-        self.fetch()
-        named = set()
-        sizes = self.store.sizes()
-        for marker in filter(_MARKER.fullmatch, sizes):
-            try:
-                named.add(self._manifest(marker)[0])
-            except OutsideFileError:  # Said by `fetch`.
-                continue
-        for name in sizes:
-            if (found := _FOLDER.fullmatch(name)) and found[1] not in named:
-                self.store.remove(name)
-        self._thread = threading.Thread(target=self._work, name="run in a bucket", daemon=True)
-        self._thread.start()
+        self._lock = Lock(self.store, say=self._say)
+        self._versions.remove_unfinished(self.fetch(), self._lock.check)
+        self._writer = Repeated(self._work, EVERY, name="run in a bucket")
 
     def _work(self) -> None:
-        while not self._ended.wait(EVERY):
-            try:
-                self.write_back()
-            except (OSError, ValueError) as error:  # Tried again; `close` raises it.
-                _logger.warning("Not written yet: %s", error)
+        try:
+            self.write_back()
+        except (OSError, ValueError) as error:  # Tried again; `close` raises it.
+            _logger.warning("Not written yet: %s", error)
 
-    def check(self) -> None:
-        """Raises LostLockError if the lock is no longer this session's."""
+    def check(self, *, ask: bool = True) -> None:
+        """Raises LostLockError if the lock is no longer this session's; see `Lock.check`."""
         if self._lock is not None:
-            self._lock.check()
+            self._lock.check(ask=ask)
 
     def write_back(self) -> None:
         """Writes what is whole in the folder and not yet in the bucket.
 
         Raises:
           LostLockError: the lock is no longer this session's.
-          OSError: the store cannot be asked.
+          StoreError: the store cannot be asked.
         """
         with self._working:
             # The records of a step are in the folder before its checkpoint.
             place = self.folder / _CHECKPOINTS
             steps = {int(x.name) for x in place.glob("*") if x.name.isdecimal()}
-            for name in self._small_files():
-                self.check()
-                file = self.folder / name
-                signature = _signature(file)
-                if self._written.get(name) != signature:
-                    self.store.write(name, file.read_bytes())
-                    self._written[name] = signature
-            for step in sorted(steps - self._steps):
-                self._write_checkpoint(step)
-            for step in sorted(self._steps - steps):
-                self._remove_checkpoint(step)
+            self.write_files()
+            versions = self._versions
+            # One that was set aside stays in the bucket, also if its step is saved again.
+            aside = {x.name for x in (self.folder / f"damaged_{_CHECKPOINTS}").glob("*")}
+            for name in aside - self._aside:
+                versions.damaged[int(name.partition(".")[0])] = "set aside"
+            self._aside = aside
+            for step in sorted(steps - versions.whole):
+                versions.write(step, place / str(step), self.check)
+            for step in sorted(versions.whole - steps):
+                versions.remove(step, self.check)
+
+    def write_files(self) -> None:
+        """Writes the small files that changed. Raises as `write_back` does."""
+        for name in self._files.changed(self._small_files()):
+            self.check()
+            self._files.put(name)
 
     def _small_files(self) -> list[str]:
         """Names of the folder's files, `config.json` first: without it, it would be no run."""
@@ -199,39 +153,6 @@ class Mirror:
                     names.append((at / name).as_posix())
         return sorted(names, key=lambda name: (name != "config.json", name))
 
-    def _write_checkpoint(self, step: int) -> None:
-        place = self.folder / _CHECKPOINTS / str(step)
-        folder = f"{step}-{secrets.token_hex(8)}"
-        files: dict[str, Any] = {}
-        try:
-            for file in sorted(x for x in place.rglob("*") if x.is_file() and not x.is_symlink()):
-                self.check()
-                name = file.relative_to(place).as_posix()
-                files[name] = [file.stat().st_size, _sha256(file)]
-                self.store.upload(file, f"{_CHECKPOINTS}/{folder}/{name}")
-        except FileNotFoundError:  # Newer ones took its place meanwhile.
-            if place.exists():
-                raise
-            return
-        if not place.exists():
-            return
-        self.check()
-        marker = json.dumps({"folder": folder, "files": files}).encode()
-        self.store.write(f"{_CHECKPOINTS}/{step}.json", marker)
-        self._steps.add(step)
-
-    def _remove_checkpoint(self, step: int) -> None:
-        """Removes a checkpoint that is no longer kept; one that was set aside stays."""
-        self._steps.discard(step)
-        if list((self.folder / "damaged_checkpoints").glob(f"{step}*")):
-            return
-        self.check()
-        marker = f"{_CHECKPOINTS}/{step}.json"
-        _, files = self._manifest(marker)
-        self.store.remove(marker)
-        for name in files:
-            self.store.remove(f"{_CHECKPOINTS}/{name}")
-
     def close(self) -> None:
         """Writes back what is left, gives the lock back and removes the folder.
 
@@ -239,66 +160,54 @@ class Mirror:
           LostLockError: the lock is no longer this session's; the folder stays.
           OSError: the store cannot be asked; the folder stays, and the message names it.
         """
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._writer is not None:
+            self._writer.end()
             try:
                 self.write_back()
-            except (OSError, OutsideFileError) as error:
+            except OSError as error:
                 raise OSError(
                     f"{str(error).rstrip('.')}; what is not yet there lies in {self.folder}."
                 ) from error
-        if self._lock is not None:
-            self._lock.release()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.abandon()
 
     def abandon(self) -> None:
         """Gives the lock back and removes the folder, without writing what is left."""
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._writer is not None:
+            self._writer.end()
         if self._lock is not None:
             self._lock.release()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-@contextmanager
-def local_copy(address: str, checkpoints: Which = "all") -> Iterator[Path]:
-    """A run in a bucket as a folder of this machine, for reading; new small files are written back.
-
-    Takes no lock: it may be read while it is trained, and every object is whole.
-
-    Args:
-      address: of the run.
-      checkpoints: which of them are needed, see `Mirror.fetch`.
-
-    Raises:
-      FileNotFoundError: there is no run.
-      OSError: the store cannot be asked.
-    """
-    mirror = Mirror(address)
-    try:
-        mirror.fetch(checkpoints)
-        if "config.json" not in mirror._written:
-            raise FileNotFoundError(
-                f"{mirror.store}/config.json does not exist; {mirror.store} holds no run."
-            )
-        yield mirror.folder
-        for name in mirror._small_files():
-            if mirror._written.get(name) != _signature(mirror.folder / name):
-                mirror.store.write(name, (mirror.folder / name).read_bytes())
-    finally:
-        shutil.rmtree(mirror.folder, ignore_errors=True)
 
 
 @contextmanager
 def run_folder(run_dir: str | Path, checkpoints: Which = "all") -> Iterator[Path]:
-    """A run's directory; of one in a bucket, its `local_copy`."""
+    """A run's directory, for reading; of one in a bucket, a copy on this machine.
+
+    New small files are written back. Takes no lock: a run may be read while it is trained, and
+    every object is whole.
+
+    Args:
+      run_dir: the directory or address of the run.
+      checkpoints: which of them are needed, see `Mirror.fetch`.
+
+    Raises:
+      FileNotFoundError: the bucket holds no run there.
+      OSError: the store cannot be asked.
+    """
     if scheme_of(run_dir) is None:
         yield Path(run_dir)
         return
-    with local_copy(str(run_dir), checkpoints) as folder:
-        yield folder
+    mirror = Mirror(str(run_dir))
+    try:
+        mirror.fetch(checkpoints)
+        if not (mirror.folder / "config.json").exists():
+            raise FileNotFoundError(
+                f"{mirror.store}/config.json does not exist; {mirror.store} holds no run."
+            )
+        yield mirror.folder
+        mirror.write_files()
+    finally:
+        mirror.abandon()
 
 
 @contextmanager
@@ -325,13 +234,3 @@ def new_run_folder(run_dir: str | Path) -> Iterator[Path]:
         mirror.abandon()
         raise
     mirror.close()
-
-
-def _signature(file: Path) -> tuple[int, int]:
-    facts = file.stat()
-    return facts.st_size, facts.st_mtime_ns
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

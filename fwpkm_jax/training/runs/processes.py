@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,8 @@ from jax._src import distributed
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from fwpkm_jax.storage.repeated import Repeated
 
 # How long a process that ends waits for the others before the runtime ends them all.
 _LEAVING_SECONDS = 30
@@ -128,22 +129,16 @@ def _whom(config: DistributedConfig) -> str:
 
 @contextlib.contextmanager
 def _said_while_waiting(whom: str, say: Callable[[str], None]) -> Iterator[None]:
-    began, ended = time.monotonic(), threading.Event()
+    began = time.monotonic()
 
     def repeat() -> None:
-        while not ended.wait(_WAITING_LINE_SECONDS):
-            say(
-                f"{whom}, for {time.monotonic() - began:.0f} s now; each process is started with "
-                "the same command and its own --distributed.process_id."
-            )
+        say(
+            f"{whom}, for {time.monotonic() - began:.0f} s now; each process is started with "
+            "the same command and its own --distributed.process_id."
+        )
 
-    thread = threading.Thread(target=repeat, name="waiting", daemon=True)
-    thread.start()
-    try:
+    with Repeated(repeat, _WAITING_LINE_SECONDS, name="waiting"):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from types import TracebackType
 
 import jax
 
-from fwpkm_jax.whole_files import own_folder
+from fwpkm_jax.io.atomic import own_folder
 
 WARM_UP = 3
 """Steps of a session before the trace: the first ones are slower than the others."""

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Mapping
 from typing import TextIO
 
-from fwpkm_jax.status_line import StatusLine, format_duration
+from fwpkm_jax.io.status_line import StatusLine, format_duration
 
 
 class Speedometer:

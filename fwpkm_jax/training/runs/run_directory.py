@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 
-from fwpkm_jax.command_line import shell_line
-from fwpkm_jax.outside_files import read_json
-from fwpkm_jax.whole_files import check_local, is_unfinished, write_json
+from fwpkm_jax.io.atomic import check_local, is_unfinished, write_json
+from fwpkm_jax.io.terminal import shell_line
+from fwpkm_jax.io.untrusted import read_json
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from fwpkm_jax.command_line import sent_again
+from fwpkm_jax.io.terminal import sent_again
 from fwpkm_jax.training.runs.processes import Greatest
 
 

@@ -62,7 +62,7 @@ SIZE = (
 _MATRIX = {"num_key_heads": 8, "num_value_heads": 8, "key_head_dim": 48, "value_head_dim": 48}
 """A state of 8 x 48 x 48 float32 numbers, 73,728 bytes."""
 _TABLE = (
-    *("study/gdn_swa__fwpkm", "--model.fast_weight.rule.num_subkeys", "64"),
+    *("lab/study/configs.py:gdn_swa__fwpkm", "--model.fast_weight.rule.num_subkeys", "64"),
     *("--model.fast_weight.rule.value_dim", "32"),
 )
 _FWPKM = (*_TABLE, "--model.fast_weight.gate_bias", "2")
@@ -76,9 +76,9 @@ KINDS: dict[str, tuple[str, ...]] = {
         *(*_TABLE, "--model.fast_weight.gate_output", "False"),
         *("--model.fast_weight.weight_by_gate", "False"),
     ),
-    "attention": ("study/gdn_swa", "--model.mixers", "gdn", "swa", "attention"),
+    "attention": ("lab/study/configs.py:gdn_swa", "--model.mixers", "gdn", "swa", "attention"),
     "matrix": (
-        *("study/gdn_swa", "--model.mixers", "gdn", "swa", "gated_deltanet"),
+        *("lab/study/configs.py:gdn_swa", "--model.mixers", "gdn", "swa", "gated_deltanet"),
         *itertools.chain(*((f"--model.matrix.{x}", str(n)) for x, n in _MATRIX.items())),
     ),
 }

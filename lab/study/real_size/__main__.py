@@ -89,7 +89,7 @@ class Options:
     checkpoint_files: int = 2
     """Files of the last variant's weights, at most, of 15 MiB; 0: none."""
     verdicts: Path | None = None
-    """`verdicts.json` of an earlier sitting (`benchmarks.first_light`), which spares the kernels'
+    """`verdicts.json` of an earlier sitting (`benchmarks.bring_up`), which spares the kernels'
     checks where kernels and device are the same; None: they run, side by side."""
     cache: Path | None = None
     """Folder of compiled programs, to keep them for the next run on the same machine."""

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from benchmarks.bring_up import sources
 from benchmarks.compiled import executables
 from benchmarks.compiled.absent_devices import absent_device, kernels_for
-from benchmarks.first_light import sources
 from fwpkm_jax.models.config import ModelConfig
 from lab.study.real_size.programs import Programs, compile_programs
 from lab.study.real_size.sizes import Size

@@ -9,28 +9,28 @@ from pathlib import Path
 
 import jax
 
+from benchmarks import carried_verdicts
 from pallas_kernels import row_ops, verdicts
-from pallas_kernels.add_rms_norm import api as add_rms_norm
-from pallas_kernels.cross_entropy import api as cross_entropy
-from pallas_kernels.embed import api as embed
-from pallas_kernels.gated_delta import api as gated_delta
-from pallas_kernels.mix_rms_norm import api as mix_rms_norm
-from pallas_kernels.product_top_k import api as product_top_k
-from pallas_kernels.short_convolution import api as short_convolution
-from pallas_kernels.slot_read import api as slot_read
+from pallas_kernels.add_rms_norm import specs as add_rms_norm
+from pallas_kernels.cross_entropy import specs as cross_entropy
+from pallas_kernels.embed import specs as embed
+from pallas_kernels.gated_delta import specs as gated_delta
+from pallas_kernels.mix_rms_norm import specs as mix_rms_norm
+from pallas_kernels.product_top_k import specs as product_top_k
+from pallas_kernels.short_convolution import specs as short_convolution
+from pallas_kernels.slot_read import specs as slot_read
 from pallas_kernels.verdicts import Verdict
 
 CHECKS: dict[str, Callable[..., None]] = {
-    "value_scan": row_ops.check_rows,
-    "chunk_gated_delta_rule": gated_delta.check_rule,
-    "product_top_k": product_top_k.check_selection,
-    "short_convolution": short_convolution.check_convolution,
-    "slot_read": slot_read.check_read,
-    "slot_dot": slot_read.check_dot,
-    "add_rms_norm": add_rms_norm.check_norms,
-    "mix_rms_norm": mix_rms_norm.check_mixes,
-    "embed": embed.check_rows,
-    "cross_entropy": cross_entropy.check_rows,
+    "value_scan": row_ops.check,
+    "chunk_gated_delta_rule": gated_delta.check,
+    "product_top_k": product_top_k.check,
+    "short_convolution": short_convolution.check,
+    "slot_read": slot_read.check,
+    "add_rms_norm": add_rms_norm.check,
+    "mix_rms_norm": mix_rms_norm.check,
+    "embed": embed.check,
+    "cross_entropy": cross_entropy.check,
 }
 """Check of each operation of the models, the longest first."""
 
@@ -59,7 +59,7 @@ def prepare(carried: Path | None) -> dict[str, object]:
       carried: file of verdicts from an earlier sitting; None: there is none.
     """
     began = time.monotonic()
-    taken = 0 if carried is None else verdicts.take(carried)
+    taken = 0 if carried is None else carried_verdicts.take(carried)
     device = jax.devices()[0]
     failures = check_side_by_side(device.device_kind) if device.platform == "gpu" else {}
     seconds = round(time.monotonic() - began, 1)

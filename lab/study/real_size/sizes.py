@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from fwpkm_jax.layers.mixers import GatedDeltaNetConfig
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.real_size import MEMORIES, real_size_model
 from fwpkm_jax.rules import FwPKM
+from lab.study.real_size.models import MEMORIES, real_size_model
 
 SizeName = Literal["real", "rehearsal", "tiny"]
 VARIANTS: dict[str, str] = dict(zip(("backbone", "fwpkm", "pkm", "both"), MEMORIES, strict=True))
-"""Name in `fwpkm_jax.models.real_size` of each variant."""
+"""Name in `lab.study.real_size.models` of each variant."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from fwpkm_jax.core.attention import softmax as softmax_attention
 from fwpkm_jax.core.attention.softmax import (
     blockwise_attention,
-    cudnn_attention,
     masked_attention,
     query_block_attention,
     whole_sequence_attention,
@@ -200,7 +199,7 @@ def test_on_a_gpu_auto_logs_why_it_is_not_cudnn(dtype, head, named, monkeypatch,
     whole_sequence_attention(*arrays, positions=positions, window=2)
     assert named in caplog.text
     with pytest.raises(ValueError, match=named):
-        cudnn_attention(*arrays, positions=positions, window=2)
+        whole_sequence_attention(*arrays, positions=positions, window=2, backend="cudnn")
 
 
 @pytest.mark.parametrize("window", [None, 3])

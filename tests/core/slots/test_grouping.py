@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fwpkm_jax.core.platform import compiled_for
 from fwpkm_jax.core.slots.values import grouping
 from fwpkm_jax.core.slots.values.grouping import group_chunks, group_slots, reference_counts
 from fwpkm_jax.core.slots.values.table import slot_counts
@@ -60,12 +61,13 @@ def test_a_gpu_sorts_all_chunks_in_one_row():
     def sorted_axes(platform, num_slots):
         ids = jax.ShapeDtypeStruct((3, 5, 4), jnp.int32)
         grouped = jax.jit(lambda ids: group_chunks(ids, num_slots=num_slots))
-        text = grouped.trace(ids).lower(lowering_platforms=(platform,)).as_text()
+        with compiled_for(platform):
+            text = grouped.trace(ids).lower().as_text()
         return re.findall(r'"stablehlo.sort".*?dimension = (\d)', text)
 
-    assert sorted_axes("cuda", 6) == ["0"]
+    assert sorted_axes("gpu", 6) == ["0"]
     assert sorted_axes("cpu", 6) == ["1"]
-    assert sorted_axes("cuda", 2**30) == ["1"]  # Chunk and slot do not fit into 31 bits.
+    assert sorted_axes("gpu", 2**30) == ["1"]  # Chunk and slot do not fit into 31 bits.
 
 
 @pytest.mark.thorough

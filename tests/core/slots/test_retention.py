@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from fwpkm_jax.config_json import from_json
 from fwpkm_jax.core.slots.options.retention import (
     Retention,
     hardening_scale,
@@ -157,15 +156,3 @@ def test_relocation_moves_a_prediction_as_far_as_without_it():
 def test_what_means_nothing_is_refused(field, value):
     with pytest.raises(ValueError, match=f"{field}={value}"):
         replace(Retention(), **{field: value})
-
-
-def test_a_stored_configuration_may_name_removed_options_that_are_off():
-    stored = {"hardening": 1.0, "write_decay": 0.0, "momentum": 0.0, "consolidation": 0.0}
-    assert from_json(stored, Retention, stored=True) == Retention(hardening=1.0)
-
-
-@pytest.mark.parametrize("name", Retention.removed_fields)
-def test_a_stored_configuration_with_a_removed_option_is_refused_with_the_way_out(name):
-    message = f"retention.{name}=0.5: this option was removed.* the tag before-one-room"
-    with pytest.raises(ValueError, match=message):
-        from_json({name: 0.5}, Retention, path="retention", stored=True)

@@ -1,7 +1,6 @@
 """Sums over chosen sub-keys: both ways of computing them, and their derivatives."""
 
 import types
-from functools import partial
 
 import chex
 import jax
@@ -9,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fwpkm_jax.core.platform import compiled_for
 from fwpkm_jax.core.slots.keys import sums as sub_keys
 
 pytestmark = pytest.mark.usefixtures("float64")
 TOKENS, HEADS, SUBKEYS, TOP_K, HALF = 40, 2, 7, 3, 4
-FULL = jax.lax.Precision.HIGHEST
 
 
 def sample():
@@ -43,16 +42,16 @@ def test_rows_and_products_are_the_loops():
     c, ids, vectors, keys = sample()
     expected = loops(*map(np.asarray, (c, ids, vectors, keys)))
     by_rows = (
-        sub_keys._totals_by_numbers(c, ids, SUBKEYS),
+        sub_keys._totals_by_rows(c, ids, SUBKEYS),
         sub_keys._add_by_rows(c, ids, vectors, SUBKEYS),
         sub_keys._sum_by_rows(c, ids, keys),
         sub_keys._dot_by_rows(vectors, ids, keys),
     )
     by_products = (
-        sub_keys._totals_by_products(c, ids, SUBKEYS, precision=FULL),
-        sub_keys._add_by_products(c, ids, vectors, SUBKEYS, precision=FULL),
-        sub_keys._sum_by_products(c, ids, keys, precision=FULL),
-        sub_keys._dot_by_products(vectors, ids, keys, precision=FULL),
+        sub_keys._totals_by_products(c, ids, SUBKEYS),
+        sub_keys._add_by_products(c, ids, vectors, SUBKEYS),
+        sub_keys._sum_by_products(c, ids, keys),
+        sub_keys._dot_by_products(vectors, ids, keys),
     )
     chex.assert_trees_all_close(by_rows, expected, rtol=1e-12)
     chex.assert_trees_all_close(by_products, expected, rtol=1e-12)
@@ -75,7 +74,7 @@ def test_first_and_second_derivatives_are_the_automatic_ones():
 
     ours = slope(sub_keys.add_to_sub_keys, sub_keys.sum_of_sub_keys)
     plain = (sub_keys._add_by_products, sub_keys._sum_by_products)
-    automatic = slope(*(partial(by_products, precision=FULL) for by_products in plain))
+    automatic = slope(*plain)
     chex.assert_trees_all_close(ours, automatic, rtol=1e-10, atol=1e-10)
 
 
@@ -92,13 +91,14 @@ def test_only_a_gpu_multiplies_float32_in_three_products(monkeypatch):
 
     def three_products(platform, arrays):
         fresh = jax.jit(lambda *arrays: gradients(*arrays))  # Not traced for another device.
-        text = fresh.trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
+        with compiled_for(platform):
+            text = fresh.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
         return text.count("num_primitive_operations = 3")
 
-    assert three_products("cuda", narrow) == 6  # All: each of both calls, and its two cotangents.
-    assert three_products("cuda", arrays) == three_products("tpu", narrow) == 0
+    assert three_products("gpu", narrow) == 6  # All: each of both calls, and its two cotangents.
+    assert three_products("gpu", arrays) == three_products("tpu", narrow) == 0
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     for capability, products in (("7.5", 0), ("12.0", 6)):
         device = types.SimpleNamespace(compute_capability=capability)
         monkeypatch.setattr(jax, "devices", lambda device=device: [device])
-        assert three_products("cuda", narrow) == products
+        assert three_products("gpu", narrow) == products

@@ -10,7 +10,7 @@ import pytest
 
 from fwpkm_jax.core.slots.values import rows as row_functions
 from fwpkm_jax.core.slots.values import scan as value_scan_module
-from fwpkm_jax.core.slots.values.exchange import ChunkRows
+from fwpkm_jax.core.slots.values.exchange import ChunkRows, RowOps
 from fwpkm_jax.core.slots.values.grouping import group_slots
 from fwpkm_jax.core.slots.values.scan import value_scan
 from fwpkm_jax.core.slots.write import PLAIN
@@ -36,7 +36,7 @@ def sample(slots=SLOTS, seed=0):
 @jax.jit
 def scan(values, ids, rows):
     groups = jax.vmap(lambda x: group_slots(x, num_slots=values.shape[0]))(ids)
-    return value_scan(values, ids, rows, groups=groups, write=PLAIN)
+    return value_scan(values, ids, rows, groups, PLAIN, RowOps())
 
 
 @pytest.mark.thorough
@@ -47,7 +47,7 @@ def test_memories_of_equal_sizes_share_one_trace():
     def loss(targets):
         for _ in range(3):
             of_layer = rows._replace(targets=targets)
-            targets = value_scan(values, ids, of_layer, groups=groups, write=PLAIN).output
+            targets = value_scan(values, ids, of_layer, groups, PLAIN, RowOps()).output
         return jnp.sum(targets)
 
     jaxpr = jax.make_jaxpr(jax.grad(loss))(rows.targets).jaxpr

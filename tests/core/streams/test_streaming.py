@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from fwpkm_jax.core.slots.options.blocks import write_whole
 from fwpkm_jax.core.streams.flush import flush
-from fwpkm_jax.core.streams.queue import Pending, clear, init_pending
-from fwpkm_jax.core.streams.streaming import Signals, push
+from fwpkm_jax.core.streams.pending import Pending, Signals, init_pending
+from fwpkm_jax.core.streams.queue import clear
+from fwpkm_jax.core.streams.streaming import push
 
 pytestmark = pytest.mark.usefixtures("float64")
 BATCH, KEY, VALUE, CAPACITY = 2, 3, 2, 7

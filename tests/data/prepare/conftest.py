@@ -3,7 +3,7 @@ import json
 import pytest
 
 from fwpkm_jax.data.prepare import prepare
-from fwpkm_jax.data.prepare.progress import Progress
+from fwpkm_jax.io.status_line import StatusLine
 
 
 class Silence:
@@ -26,7 +26,7 @@ def texts_of(tmp_path):
 
         out = tmp_path / "prepared" / f"{source.name}.bin"
         arguments = {"tokenizer": "bytes", "layout": "stream", **arguments}
-        prepare(source, out=out, progress=Progress(Silence()), **arguments)
+        prepare(source, out=out, status=StatusLine(Silence()), **arguments)
         file = TokenFile(out, vocab_size=257)
         entries = [file.entry(index) for index in range(file.num_entries)]
         for suffix in (".bin", ".idx", ".json"):
@@ -35,6 +35,23 @@ def texts_of(tmp_path):
         return [load_tokenizer("bytes").decode(entry) for entry in entries]
 
     return read
+
+
+@pytest.fixture
+def goes_on():
+    """Checks that reading a part can start again at each of its documents; returns these."""
+
+    def check(part):
+        from fwpkm_jax.data import load_tokenizer
+        from fwpkm_jax.data.documents import START
+
+        tokenizer = load_tokenizer("bytes")
+        pieces = list(part.read(tokenizer, START))
+        for number, piece in enumerate(pieces):
+            assert list(part.read(tokenizer, piece.place)) == pieces[number:]
+        return pieces
+
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ import pytest
 
 from fwpkm_jax.data import TextData, TokenFile, load_tokenizer, make_dataset
 from fwpkm_jax.data.longbench import TASKS, read_samples
-from fwpkm_jax.data.prepare import command
 from fwpkm_jax.data.prepare.command import main
+from fwpkm_jax.paper.data.pile import Pile
 
 BYTES = ("--tokenizer", "bytes")
 
@@ -38,7 +38,7 @@ def books(tmp_path):
 
 def test_any_json_lines_become_rows_for_training(books, tmp_path, capsys):
     out = tmp_path / "out" / "books.bin"
-    assert main(["jsonl", "--input", str(books), "--out", str(out), *BYTES]) == 0
+    assert main(["text", "--input", str(books), "--out", str(out), *BYTES]) == 0
     assert [len(row) for row in entries(out)] == [4097] * 4
     assert "4 entries, 16,388 tokens" in capsys.readouterr().out
     data = TextData(train_paths=(str(out),), length=512)
@@ -58,14 +58,14 @@ def test_options_reach_the_job(books, tmp_path):
         "--save_seconds": "0",
     }
     flat = [word for option in options.items() for word in option]
-    assert main(["jsonl", "--input", str(books), "--out", str(out), *BYTES, *flat]) == 0
+    assert main(["text", "--input", str(books), "--out", str(out), *BYTES, *flat]) == 0
     assert texts(out) == ["2", "3", "4", "5"]
-    assert main(["jsonl", "--input", str(books), "--out", str(out), *BYTES, *flat]) == 0
+    assert main(["text", "--input", str(books), "--out", str(out), *BYTES, *flat]) == 0
 
 
 def test_the_papers_tokenizer_is_the_default(books, tmp_path):
     out = tmp_path / "x.bin"
-    assert main(["jsonl", "--input", str(books), "--out", str(out), "--layout", "stream"]) == 0
+    assert main(["text", "--input", str(books), "--out", str(out), "--layout", "stream"]) == 0
     mistral = load_tokenizer("mistral-v1")
     first = entries(out, vocab_size=32_000)[0]
     np.testing.assert_array_equal(first, [*mistral.encode("a" * 2000), mistral.eos_id])
@@ -107,12 +107,12 @@ def test_a_source_that_ends_before_its_limit_is_no_secret(books, tmp_path, capsy
     for tokens, message in ((16_388, "tokens\n"), (16_389, "ended before max_tokens=16,389\n")):
         out = tmp_path / f"{tokens}.bin"
         arguments = ["--input", str(books), "--out", str(out), "--max_tokens", str(tokens)]
-        assert main(["jsonl", *arguments, *BYTES]) == 0
+        assert main(["text", *arguments, *BYTES]) == 0
         assert capsys.readouterr().out.endswith(message)
 
 
 def test_the_pile_is_capped_as_in_the_paper():
-    defaults = command.Pile(input=None, out=None)
+    defaults = Pile(input="", out=None)
     assert (defaults.max_characters, defaults.max_tokens) == (80_000_000, 8_192_000)
     assert (defaults.layout, len(defaults.domains)) == ("l4096", 6)
 
@@ -151,7 +151,7 @@ def test_samples_beyond_the_limit_of_tokens_are_left_out(tmp_path, monkeypatch):
     (tmp_path / "musique.jsonl").write_text("\n".join(map(json.dumps, lines)))
     first = next(read_samples(tmp_path, "musique"))[1]
     limit = first.num_tokens(load_tokenizer("bytes"))
-    monkeypatch.setattr("fwpkm_jax.data.prepare.longbench.MAX_TOKENS", limit)
+    monkeypatch.setattr("fwpkm_jax.paper.data.longbench.MAX_TOKENS", limit)
     arguments = ["--input", str(tmp_path), "--out", str(tmp_path / "out"), "--tasks", "musique"]
     assert main(["longbench", *arguments, *BYTES]) == 0
     assert len(entries(tmp_path / "out" / "musique.bin")) == 3
@@ -160,7 +160,7 @@ def test_samples_beyond_the_limit_of_tokens_are_left_out(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("jsonl", [], "There is no file or folder"),
+        ("text", [], "There is no file or folder"),
         ("fineweb_edu", ["--split", "test"], "huggingface.co/datasets/HuggingFaceFW/fineweb-edu"),
         ("pile", [], "huggingface.co/datasets/monology/pile-uncopyrighted-parquet"),
         ("lambada", [], "lambada-dataset.tar.gz of zenodo.org"),
@@ -190,7 +190,7 @@ def test_half_of_a_mixture_comes_from_each_budget(tmp_path):
                 file.write(json.dumps({"text": text}) + "\n")
         arguments = ["--input", str(tmp_path / f"{name}.jsonl"), *BYTES]
         budget = ["--max_tokens", str(512 * 4097)]
-        assert main(["jsonl", *arguments, *budget, "--out", str(tmp_path / f"{name}.bin")]) == 0
+        assert main(["text", *arguments, *budget, "--out", str(tmp_path / f"{name}.bin")]) == 0
     data = TextData(
         train_paths=(str(tmp_path / "web.bin"), str(tmp_path / "long.bin")), train_weights=(1, 1)
     )
@@ -213,21 +213,23 @@ def test_killed_at_random_moments_it_ends_with_the_same_files(tmp_path):
     options = [*BYTES, "--save_seconds", "0"]
 
     def start(out):
-        arguments = ["jsonl", "--input", str(tmp_path / "x.jsonl"), "--out", str(out), *options]
+        arguments = ["text", "--input", str(tmp_path / "x.jsonl"), "--out", str(out), *options]
         return subprocess.Popen([sys.executable, "-m", "fwpkm_jax.data.prepare", *arguments])
 
     whole, out = tmp_path / "whole" / "x.bin", tmp_path / "x.bin"
-    begun = time.monotonic()
     assert start(whole).wait() == 0
-    seconds = time.monotonic() - begun
-    generator, kills = random.Random(0), 0
-    for _ in range(8):
-        process = start(out)
-        try:
-            process.wait(seconds * generator.uniform(0.3, 0.95))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            kills += process.wait() == -signal.SIGKILL
+    generator, kills, state = random.Random(0), 0, out.with_suffix(".partial.json")
+
+    def saved():
+        return state.stat().st_mtime_ns if state.exists() else 0
+
+    for _ in range(6):
+        before, process = saved(), start(out)
+        while process.poll() is None and saved() == before:
+            time.sleep(0.002)
+        time.sleep(generator.uniform(0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
     assert start(out).wait() == 0
     assert kills >= 3
     for suffix in (".bin", ".idx", ".json"):

@@ -1,9 +1,15 @@
+import gzip
 import json
 
+import fsspec
+import numpy as np
 import pytest
 
-from fwpkm_jax.data.prepare import Record, Source, Span, select
-from fwpkm_jax.data.prepare.text_files import text_files
+from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.prepare import Source, Span, select, text_files
+from fwpkm_jax.data.streams.formats import Piece
+from tests.data.plain_writer import write_token_file
+from tests.data.test_streams import parquet_bytes
 
 
 class Numbers:
@@ -13,8 +19,8 @@ class Numbers:
     def count(self):
         return self.size
 
-    def read(self, start):
-        return (Record(n + 1, (f"{self.name}{n}",)) for n in range(start, self.size))
+    def read(self, tokenizer, start):
+        return (Piece(Place(n), f"{self.name}{n}", "") for n in range(start.record, self.size))
 
 
 PARTS = [Numbers("a", 3), Numbers("b", 0), Numbers("c", 4)]
@@ -30,11 +36,6 @@ def test_a_selection_is_a_slice_of_the_parts_laid_end_to_end(start, stop, texts_
         return
     source = Source(name="numbers", spans=select(PARTS, start=start, stop=stop))
     assert texts_of(source) == ALL[start:stop]
-
-
-def test_a_selection_without_records_is_refused():
-    with pytest.raises(ValueError, match="The parts hold 7 records, none from number 7 on"):
-        select(PARTS, start=7)
 
 
 def test_parts_are_counted_only_for_limits():
@@ -76,7 +77,21 @@ def test_a_line_that_is_no_text_is_named(folder, texts_of):
         texts_of(text_files(folder))
 
 
-def test_tokenised_files_are_not_taken_for_text(folder):
-    (folder / "x.bin").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"x\.bin is tokenised already"):
-        text_files(folder)
+def test_a_tokenised_file_is_read_by_its_entries(folder, texts_of):
+    write_token_file(
+        folder / "d.bin", [np.asarray([97, 256]), np.asarray([98, 256])], vocab_size=257
+    )
+    source = text_files(folder / "d.bin", start=1)
+    assert texts_of(source) == ["b"]
+
+
+def test_objects_of_a_bucket_and_parquet_files_are_read_alike(texts_of):
+    store = fsspec.filesystem("memory")
+    store.pipe("/prepare/a.jsonl.gz", gzip.compress(b'{"text": "one"}\n{"text": "two"}\n'))
+    store.pipe("/prepare/b.parquet", parquet_bytes(["three", None, "four"]))
+    try:
+        source = text_files("memory://prepare", start=1)
+        assert texts_of(source) == ["two", "three", "four"]
+        assert [span.part.name for span in source.spans] == ["a.jsonl.gz", "b.parquet"]
+    finally:
+        store.rm("/prepare", recursive=True)

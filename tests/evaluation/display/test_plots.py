@@ -4,7 +4,7 @@ import pytest
 
 from fwpkm_jax.evaluation import perplexity_views, recall_views
 from fwpkm_jax.evaluation.intervals import wilson
-from fwpkm_jax.evaluation.needle import views as needle_views
+from fwpkm_jax.evaluation.needle import needle_views
 
 
 def share(right: int, answers: int) -> dict:

@@ -156,6 +156,7 @@ def compare(source: Path, folder: Path, *, bos: bool = False) -> dict[str, Any]:
     from lm_eval.models.huggingface import HFLM
 
     from fwpkm_jax.evaluation.harness.adapter import HarnessModel
+    from fwpkm_jax.evaluation.harness.options import HarnessConfig
 
     copy = copy_model(source, folder / "model", bos=bos)
     tasks = write_tasks(folder / "tasks")
@@ -166,10 +167,7 @@ def compare(source: Path, folder: Path, *, bos: bool = False) -> dict[str, Any]:
         our_model(copy),
         {},
         load_tokenizer(str(copy / "tokenizer.json")),
-        batch_size=4,
-        max_length=LONGEST,
-        add_bos=bos,
-        piece_length=LONGEST,
+        HarnessConfig(batch_size=4, max_length=LONGEST, add_bos=bos, piece_length=LONGEST),
     )
     (their_answers, their_scores), (our_answers, our_scores) = (
         responses(model, tasks) for model in (theirs, ours)

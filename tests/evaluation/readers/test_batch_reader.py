@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fwpkm_jax.evaluation.readers.batch_reader import BatchReader, Part, Prompt
+from fwpkm_jax.evaluation.readers.batch_reader import (
+    BatchReader,
+    Part,
+    Prompt,
+    ReadingOptions,
+    Text,
+)
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader, decode
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.evaluation.conftest import tiny_model_config
@@ -18,14 +24,14 @@ def tokens(length: int) -> np.ndarray:
 
 
 TEXTS = [
-    [Part(tokens(21), tokens(3))],
-    [Part(tokens(5), tokens(9)), Part(tokens(12), tokens(2))],
-    [Part(tokens(1), tokens(23))],
+    Text([Part(tokens(21), tokens(3))]),
+    Text([Part(tokens(5), tokens(9)), Part(tokens(12), tokens(2))]),
+    Text([Part(tokens(1), tokens(23))]),
 ]
 PROMPTS = [
-    Prompt(tokens(19), tokens(4)),
-    Prompt(tokens(6), tokens(2)),
-    Prompt(tokens(0), tokens(9)),
+    Prompt(document=tokens(19), question=tokens(4)),
+    Prompt(document=tokens(6), question=tokens(2)),
+    Prompt(question=tokens(9)),
 ]
 
 
@@ -39,20 +45,19 @@ def memory(model):
     return model.init_memory(jax.random.key(1), groups=1)
 
 
-def reader_of(model, memory, **options) -> BatchReader:
-    return BatchReader(model, memory, **{"piece_length": 32, "batch_size": 2} | options)
+def reader_of(model, memory, *, write=True, **options) -> BatchReader:
+    options = ReadingOptions(**{"piece_length": 32, "batch_size": 2} | options)
+    return BatchReader(model, memory, options, write=write)
 
 
 def alone(model, memory, texts, *, keep=False, **options):
     """Scores of texts read by a reader of single texts."""
-    reader = StreamReader(
-        model, memory, **{"write": True, "piece_length": 32, "pads": True} | options
-    )
+    reader = StreamReader(model, memory, **{"write": True, "piece_length": 32} | options)
     found = []
     for text in texts:
         if not keep:
             reader.reset_memory()
-        for part in text:
+        for part in text.parts:
             reader.restart()
             whole = np.concatenate(part)
             losses = reader.read(whole[:-1], whole[1:]).losses()
@@ -102,11 +107,15 @@ def test_a_kept_memory_goes_on_from_text_to_text(model, memory, writing):
     assert abs(again - kept[0]) > 1e-2
 
 
-def greedy(reader, prompt, number) -> list[int]:
+def greedy(reader, prompt, number, *, readings=1, forgets=False) -> list[int]:
+    """What a reader of single texts answers; `forgets`: the document is out of attention."""
     reader.reset_memory()
-    if len(prompt.context):
-        reader.read(prompt.context)
+    for _ in range(readings if len(prompt.document) else 0):
+        reader.restart()
+        reader.read(prompt.document)
         reader.write()
+    if forgets:
+        reader.restart()
     reader.read(prompt.question)
     return decode(reader, reader.next_token(), length=number)
 
@@ -114,9 +123,41 @@ def greedy(reader, prompt, number) -> list[int]:
 @pytest.mark.slow
 def test_answers_are_those_of_each_prompt_alone(model, memory):
     answers = reader_of(model, memory).answers(PROMPTS, max_new_tokens=9)
-    single = StreamReader(model, memory, write=True, piece_length=32, max_length=128, pads=True)
+    single = StreamReader(model, memory, write=True, piece_length=32, max_length=128)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         np.testing.assert_array_equal(answer, greedy(single, prompt, 9))
+
+
+@pytest.mark.thorough
+def test_a_document_out_of_attention_reaches_answers_through_the_written_memory_alone():
+    """Full attention sees the whole document, so that only its caches can hold it back."""
+    config = tiny_model_config(mixers=("attention", "gdn"), memory_layers=(1,))
+    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    memory = model.init_memory(jax.random.key(1), groups=1)
+    hidden = {"attention": "question", "readings": 2}
+    single = StreamReader(model, memory, write=True, piece_length=32, max_length=128)
+    answers = reader_of(model, memory, **hidden).answers(PROMPTS, max_new_tokens=9)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        expected = greedy(single, prompt, 9, readings=2, forgets=True)
+        np.testing.assert_array_equal(answer, expected)
+    others = [prompt._replace(document=tokens(17)) for prompt in PROMPTS]
+    part = Part(tokens(5), tokens(3))
+
+    def scores(prompts, **options):
+        texts = [Text((part,), prompt.document) for prompt in prompts]
+        return nats(reader_of(model, memory, **options).log_likelihoods(texts))
+
+    # Frozen, no document leaves a trace; seen or written, another one changes the score.
+    frozen = scores(PROMPTS, write=False, attention="question")
+    np.testing.assert_allclose(frozen, frozen[0], atol=1e-5)
+    np.testing.assert_allclose(scores(others, write=False, attention="question"), frozen, atol=1e-5)
+    for options in (hidden, {"write": False}, {}):
+        apart = np.abs(np.subtract(scores(PROMPTS, **options), scores(others, **options)))
+        assert np.min(apart) > 1e-4, options
+    once = scores(PROMPTS, attention="question")
+    twice = scores(PROMPTS, **hidden)
+    assert np.max(np.abs(np.subtract(once, twice))) > 1e-4
+    assert once[2] == pytest.approx(twice[2], abs=1e-5)  # Without a document.
 
 
 @pytest.mark.thorough
@@ -124,7 +165,7 @@ def test_greedy_says_whether_the_continuation_would_be_generated(model, memory):
     reader, prompt = reader_of(model, memory), PROMPTS[2]
     (answer,) = reader.answers([prompt], max_new_tokens=5)
     other = np.append(answer[:-1], (answer[-1] + 1) % 256)
-    scores = reader.log_likelihoods([[Part(prompt.question, x)] for x in (answer, other)])
+    scores = reader.log_likelihoods([Text([Part(prompt.question, x)]) for x in (answer, other)])
     assert [text[0].greedy for text in scores] == [True, False]
     assert scores[0][0].nats > scores[1][0].nats
 
@@ -152,9 +193,9 @@ def test_what_cannot_be_read_is_refused(model, memory):
     with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
         reader_of(model, memory, batch_size=0)
     with pytest.raises(ValueError, match="Text 0 has an empty context"):
-        reader_of(model, memory).log_likelihoods([[Part(tokens(0), tokens(2))]])
+        reader_of(model, memory).log_likelihoods([Text([Part(tokens(0), tokens(2))])])
     with pytest.raises(ValueError, match="Prompt 0 has no token to answer after"):
-        reader_of(model, memory).answers([Prompt(tokens(3), tokens(0))], max_new_tokens=1)
+        reader_of(model, memory).answers([Prompt(tokens(0), tokens(3))], max_new_tokens=1)
     broken = jax.tree.map(lambda x: x * np.nan if x.dtype.kind == "f" else x, memory)
     with pytest.raises(ValueError, match=r"The continuation: .* not finite"):
         reader_of(model, broken).log_likelihoods(TEXTS[:2])

@@ -199,7 +199,7 @@ def _report(out: Any, **values: Any) -> None:
 
 
 def _outcome(reader: Any, folder: Path) -> tuple[str, str]:
-    from fwpkm_jax.outside_files import OutsideFileError
+    from fwpkm_jax.io.untrusted import OutsideFileError
 
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

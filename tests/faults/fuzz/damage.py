@@ -1,15 +1,11 @@
-"""What is done to good files: bytes, JSON values, headers of tensors, pickles, templates."""
+"""What is done to good files: bytes, JSON values, headers of tensors, pickles."""
 
 from __future__ import annotations
 
-import io
-import itertools
 import json
-import pickle
 import pickletools
 import random
 import struct
-import zipfile
 from typing import Any
 
 HOSTILE: tuple[Any, ...] = (
@@ -165,140 +161,3 @@ def of_safetensors(content: bytes, rng: random.Random) -> bytes:
         data += rng.randbytes(rng.choice((1, 8, 1000)))
     length = len(header) if rng.random() < 0.95 else rng.choice((0, 1, 2**24, 2**32, 2**63))
     return struct.pack("<Q", length) + header + data
-
-
-def of_torch(content: bytes, rng: random.Random) -> bytes:
-    """An archive of `torch.save` whose bytes, members or pickle are changed."""
-    if rng.random() < 0.2:
-        return of_bytes(content, rng)
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    (described,) = (name for name in members if name.endswith("data.pkl"))
-    program = members[described]
-    kind = rng.random()
-    if kind < 0.3:
-        program = of_bytes(program, rng)
-    elif kind < 0.8:
-        program = _of_operations(program, rng)
-    elif kind < 0.9:
-        program = _built(rng)
-    else:
-        name = rng.choice(sorted(members))
-        members[name] = of_bytes(members[name], rng)
-        program = members[described]
-    members[described] = program
-    made = io.BytesIO()
-    how = zipfile.ZIP_DEFLATED if rng.random() < 0.03 else zipfile.ZIP_STORED
-    with zipfile.ZipFile(made, "w", how) as archive:
-        for name, data in members.items():
-            if rng.random() > 0.02:
-                archive.writestr(name, data)
-    return made.getvalue()
-
-
-def _of_operations(program: bytes, rng: random.Random) -> bytes:
-    """A pickle some of whose operations are left out, repeated, exchanged or of other numbers."""
-    starts = [place for _, _, place in pickletools.genops(program)] + [len(program)]
-    parts = [program[a:b] for a, b in itertools.pairwise(starts)]
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        at = rng.randrange(len(parts))
-        kind = rng.randrange(6)
-        if kind == 0:
-            del parts[at]
-        elif kind == 1:
-            parts.insert(at, rng.choice(parts))
-        elif kind == 2:
-            parts.insert(at, rng.choice(_OPCODES))
-        elif kind == 3:
-            parts[at] = rng.choice(parts)
-        else:
-            numbers = [i for i, part in enumerate(parts) if part[:1] in b"KMJ\x8aG"]
-            if numbers:
-                parts[rng.choice(numbers)] = _number(rng)
-        if not parts:
-            break
-    return b"".join(parts)
-
-
-def _number(rng: random.Random) -> bytes:
-    value = rng.choice((0, 1, 2, 5, -1, 255, 2**16, 2**29, 2**31, 2**40, 2**62, 2**63, -(2**40)))
-    return pickle.dumps(value, protocol=2)[2:-1]
-
-
-def _built(rng: random.Random) -> bytes:
-    """A pickle of operations by chance, with the names and numbers that a reader looks for."""
-    names = (
-        b"ctorch._utils\n_rebuild_tensor_v2\n",
-        b"ctorch\nFloatStorage\n",
-        b"ccollections\nOrderedDict\n",
-        b"cbuiltins\neval\n",
-        b"X\x07\0\0\0storage",
-        b"X\x01\0\0\x000",
-        b"X\x03\0\0\0cpu",
-        b"r\0\0\0\x10",
-        b"j\0\0\0\x10",
-        b"\x8b\xff\xff\xff\x7f",
-    )
-    acts = [bytes([x]) for x in b"(tRQ}])subN0ae\x85\x86\x87"] + [b"q\0", b"h\0"]
-    parts = [b"\x80\x02"]
-    for _ in range(rng.randrange(2, 60)):
-        kind = rng.random()
-        if kind < 0.4:
-            parts.append(rng.choice(names))
-        elif kind < 0.6:
-            parts.append(_number(rng))
-        else:
-            parts.append(rng.choice(acts))
-    return b"".join([*parts, b"."])
-
-
-_ATOMS = (
-    *("messages", "messages[0]", "messages[0].content", "m", "eos_token", "1", "0", "-1", "2e9"),
-    *("99999", "2 ** 31", "'a'", "'%s'", "[]", "{}", "none", "true", "namespace(s='a')", "x.y.z"),
-    *("range(99999)", "''.__class__", "self", "loop", "cycler", "lipsum(n=99)", "raise_exception"),
-)
-_FILTERS = (
-    *("length", "list", "string", "upper", "tojson", "first", "last", "sort", "join", "int"),
-    *("float", "reverse", "batch(2)", "center(99999999)", "indent(99999)", "map('upper')|list"),
-    *("replace('a', 'a' * 999)", "format(1)", "items", "groupby('x')", "sum", "round", "xmlattr"),
-    *("truncate(3)", "wordwrap(1)", "urlize", "random", "slice(3)|list", "tojson(indent=99999)"),
-)
-
-
-def template(rng: random.Random, depth: int = 0) -> str:
-    """A chat template by chance: expressions, loops, macros and what ends them too early."""
-
-    def expression(level: int = 0) -> str:
-        kind = rng.randrange(9 if level < 4 else 1)
-        if kind in (0, 1):
-            return rng.choice(_ATOMS)
-        if kind in (2, 3):
-            sign = rng.choice(("+", "*", "~", "-", "/", "//", "%", "**", "<", "in", "and"))
-            return f"({expression(level + 1)} {sign} {expression(level + 1)})"
-        if kind in (4, 5):
-            return f"{expression(level + 1)}|{rng.choice(_FILTERS)}"
-        if kind == 6:
-            return f"{expression(level + 1)}[{expression(level + 1)}]"
-        if kind == 7:
-            return f"{expression(level + 1)}({expression(level + 1)})"
-        return "(" * rng.choice((1, 3, 300)) + expression(level + 1)
-
-    parts = []
-    for _ in range(rng.randrange(1, 5)):
-        kind = rng.randrange(8)
-        inner = template(rng, depth + 1) if depth < 3 else "a"
-        if kind == 0:
-            parts.append(f"{{% for m in {expression()} %}}{inner}{{% endfor %}}")
-        elif kind == 1:
-            parts.append(f"{{% if {expression()} %}}{inner}{{% else %}}b{{% endif %}}")
-        elif kind == 2:
-            parts.append(f"{{% set x = {expression()} %}}{inner}")
-        elif kind == 3:
-            parts.append(f"{{% macro f(x) %}}{inner}{{{{ f(x) }}}}{{% endmacro %}}{{{{ f(1) }}}}")
-        elif kind == 4:
-            parts.append(
-                rng.choice(("{% endfor %}", "{{", "{% include 'x' %}", "\ud800", "{#", "\0"))
-            )
-        else:
-            parts.append(f"{{{{ {expression()} }}}}")
-    return "".join(parts)

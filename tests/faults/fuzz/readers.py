@@ -95,46 +95,18 @@ def _config(content: bytes, rng: random.Random) -> bytes:
     return damage.of_json(json.dumps(values).encode(), rng)
 
 
-@cache
-def _release() -> tuple[Any, dict[str, np.ndarray]]:
-    from fwpkm_jax.interchange.release import to_release
-    from tests.interchange.test_weights import MODEL, weights_of
-
-    return MODEL, {n: np.asarray(x) for n, x in to_release(weights_of(MODEL), MODEL).items()}
-
-
-def _torch(folder: Path) -> None:
-    from tests.interchange.torch_writer import whole, write_torch_file
+def _release(folder: Path) -> None:
+    from tests.paper.test_release_layouts import CONFIG, one_safetensors
 
     folder.mkdir(exist_ok=True)
-    tensors = {name: whole(np.ascontiguousarray(x)) for name, x in _release()[1].items()}
-    write_torch_file(folder / "pytorch_model.bin", {"module": tensors, "step": 3})
-
-
-def _read_torch(folder: Path) -> None:
-    from fwpkm_jax.interchange.torch_file import read_torch_file
-    from fwpkm_jax.interchange.weights import checked
-
-    path = folder / "pytorch_model.bin"
-    tensors = read_torch_file(path)
-    tensors = tensors.get("module") if isinstance(tensors, dict) else None
-    for name, expected in _release()[1].items():
-        if isinstance(tensors, dict) and isinstance(tensors.get(name), np.ndarray):
-            checked(name, tensors[name], expected.shape, path)
-
-
-def _deepspeed(folder: Path) -> None:
-    from tests.interchange.test_release_layouts import CONFIG, deepspeed
-
-    folder.mkdir(exist_ok=True)
-    deepspeed(folder)
+    one_safetensors(folder)
     (folder / "config.json").write_text(json.dumps(CONFIG))
 
 
-def _read_deepspeed(folder: Path) -> None:
-    from fwpkm_jax.interchange.release_files import read_checkpoint
-    from fwpkm_jax.interchange.release_settings import release_config
-    from fwpkm_jax.outside_files import read_json, reading
+def _read_release(folder: Path) -> None:
+    from fwpkm_jax.io.untrusted import read_json, reading
+    from fwpkm_jax.paper.release.layouts import read_checkpoint
+    from fwpkm_jax.paper.release.release_config import release_config
 
     read_checkpoint(folder)
     values = read_json(folder / "config.json", kind=dict)
@@ -165,12 +137,6 @@ def _read_chat(folder: Path) -> None:
     tokenizer.write_chat([{"role": "user", "content": "the cat"}])
 
 
-def _template(content: bytes, rng: random.Random) -> bytes:
-    if rng.random() < 0.3:
-        return damage.of_bytes(content, rng)
-    return damage.template(rng).encode("utf-8", "surrogatepass")
-
-
 def _chat(folder: Path) -> None:
     from tests.data.chat_tokenizer import TEMPLATE
 
@@ -193,7 +159,7 @@ def _read_sentencepiece(folder: Path) -> None:
 
 
 def _tokens(folder: Path) -> None:
-    from fwpkm_jax.data.token_files import write_token_file
+    from tests.data.plain_writer import write_token_file
 
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
@@ -317,37 +283,14 @@ def _read_memories(folder: Path) -> None:
     jax.block_until_ready(state)
 
 
-def _questions(folder: Path) -> None:
-    from tests.evaluation.questions.test_ruler import HOTPOT, SQUAD
-
-    folder.mkdir(exist_ok=True)
-    prompts = {"qa1": {"instruction": "Answer.", "examples": "", "post_prompt": "One word."}}
-    for name, value in (("squad", SQUAD), ("hotpot", HOTPOT), ("prompts", prompts)):
-        (folder / f"{name}.json").write_text(json.dumps(value))
-
-
-def _read_questions(folder: Path) -> None:
-    from fwpkm_jax.evaluation.babilong.evaluate import read_prompts
-    from fwpkm_jax.evaluation.ruler.documents import read_hotpotqa, read_squad
-
-    read_squad(folder / "squad.json")
-    read_hotpotqa(folder / "hotpot.json")
-    read_prompts(folder / "prompts.json", ["qa1"])
-
-
 READERS: dict[str, Reader] = {
     "safetensors": Reader(_hf, {"model.safetensors": damage.of_safetensors}, _read_hf),
     "index": Reader(_sharded, {"model.safetensors.index.json": damage.of_json}, _read_hf),
     "config.json": Reader(_hf, {"config.json": _config}, _read_hf),
-    "torch": Reader(_torch, {"pytorch_model.bin": damage.of_torch}, _read_torch),
-    "release folder": Reader(
-        _deepspeed,
-        {
-            "latest": damage.of_bytes,
-            "config.json": damage.of_json,
-            "global_step10/mp_rank_00_model_states.pt": damage.of_torch,
-        },
-        _read_deepspeed,
+    "release": Reader(
+        _release,
+        {"model.safetensors": damage.of_safetensors, "config.json": damage.of_json},
+        _read_release,
     ),
     "tokenizer.json": Reader(_tokenizer, {"tokenizer.json": damage.of_json}, _read_tokenizer),
     "beside tokenizer.json": Reader(
@@ -359,7 +302,7 @@ READERS: dict[str, Reader] = {
         },
         _read_chat,
     ),
-    "chat template": Reader(_chat, {"chat_template.jinja": _template}, _read_chat),
+    "chat template": Reader(_chat, {"chat_template.jinja": damage.of_bytes}, _read_chat),
     "sentencepiece": Reader(
         _sentencepiece, {"tokenizer.model": damage.of_bytes}, _read_sentencepiece
     ),
@@ -372,15 +315,6 @@ READERS: dict[str, Reader] = {
     ),
     "memory": Reader(_memories, {"alice.safetensors": _of_memory, "bob.safetensors": _of_memory},
                      _read_memories),
-    "questions": Reader(
-        _questions,
-        {
-            "squad.json": damage.of_json,
-            "hotpot.json": damage.of_json,
-            "prompts.json": damage.of_json,
-        },
-        _read_questions,
-    ),
     "run configuration": Reader(_run, {"config.json": damage.of_json}, _read_run),
     "report": Reader(
         _run,

@@ -11,8 +11,7 @@ import pytest
 from fwpkm_jax.core.chunks import map_groups, merge_groups, split_groups
 from fwpkm_jax.core.streams import streaming
 from fwpkm_jax.core.streams.flush import flush
-from fwpkm_jax.core.streams.queue import init_pending
-from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.core.streams.pending import Signals, init_pending
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 from tests.golden import vectors
 from tests.golden.own import make, oracle

@@ -27,7 +27,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from fwpkm_jax.analysis.collectives import collectives
+from benchmarks.compiled.collectives import collectives
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeightLayerConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.layers.partition import MeshConfig, Partition
@@ -101,10 +101,10 @@ def compare(name: str, devices: str, layout: str) -> dict[str, float]:
     expected = results_of(graphdef, None)(*arguments)
     # A memory of several sequences: devices have their own order of them.
     x, mask, starts, weights[0] = (
-        partition.deal(jnp.asarray(x), GROUPS) for x in (x, mask, starts, weights[0])
+        partition.interleave(jnp.asarray(x), GROUPS) for x in (x, mask, starts, weights[0])
     )
     found = results_of(graphdef, partition)((params, x, memory), mask, starts, weights)
-    back = np.argsort(np.asarray(partition.deal(jnp.arange(BATCH), GROUPS)))
+    back = np.argsort(np.asarray(partition.interleave(jnp.arange(BATCH), GROUPS)))
     worst: dict[str, float] = {}
     leaves = jax.tree_util.tree_leaves_with_path(expected)
     for (path, theirs), mine in zip(leaves, jax.tree.leaves(found), strict=True):

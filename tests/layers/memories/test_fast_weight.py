@@ -12,8 +12,6 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.config import from_json
-from fwpkm_jax.config_json import to_json
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.rules import FwMLP
 from tests.layers.memory_block import (
@@ -274,17 +272,13 @@ def test_a_dense_memory_takes_the_place_of_the_slots():
     assert all(np.any(a != b) for a, b in zip(written, memory, strict=True))
 
 
-def test_an_unused_gate_is_kept_only_in_runs_stored_with_it():
-    ungated = FastWeightConfig(weight_by_gate=False, gate_output=False)
-    assert not ungated.has_gate
-    values = to_json(ungated)
-    del values["unused_gate"]
-    stored = from_json(values, FastWeightConfig)
-    assert stored.has_gate
+def test_a_layer_without_a_use_for_the_gate_has_no_projection():
     arrays = {}
-    for config in (ungated, stored):
+    for used in (True, False):
+        config = FastWeightConfig(weight_by_gate=used, gate_output=False)
+        assert config.has_gate == used
         layer = nnx.eval_shape(lambda config=config: FastWeight(config, 8, rngs=nnx.Rngs(0)))
-        arrays[config.unused_gate] = {path[0] for path, _ in nnx.to_flat_state(nnx.state(layer))}
+        arrays[used] = {path[0] for path, _ in nnx.to_flat_state(nnx.state(layer))}
     assert arrays[True] - arrays[False] == {"gate_norm", "gate_proj"}
 
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.analysis.collectives import collectives
+from benchmarks.compiled.collectives import collectives
 from fwpkm_jax.layers.mixers import (
     AttentionConfig,
     GatedDeltaNetConfig,
@@ -67,8 +67,8 @@ TITANS: dict[str, Any] = {"num_heads": 1, "head_dim": 8, "depth": 1, "max_rate":
 
 
 def titans(name: str) -> TitansMixerConfig:
-    """A wiring, behind persistent tokens if the name ends so; chunks are longer than some parts."""
-    wiring = {"titans": "alone", "titans_mac": "mac", "titans_mag": "mag", "titans_mal": "mal"}
+    """A variant, behind persistent tokens if the name ends so; chunks exceed some parts."""
+    variant = {"titans": "alone", "titans_mac": "mac", "titans_mag": "mag", "titans_mal": "mal"}
     memory = TitansConfig(
         **TITANS,
         chunk_size=None if name == "titans_mal" else 6,
@@ -76,8 +76,8 @@ def titans(name: str) -> TitansMixerConfig:
         num_persistent=3 if name.endswith("persistent") else 0,
     )
     attention = AttentionConfig(**ATTENTION, window=5)
-    wiring = wiring[name.removesuffix("_persistent")]
-    return TitansMixerConfig(wiring=wiring, memory=memory, attention=attention)  # pyright: ignore
+    variant = variant[name.removesuffix("_persistent")]
+    return TitansMixerConfig(variant=variant, memory=memory, attention=attention)  # pyright: ignore
 
 
 def config_of(name: str) -> AbstractMixerConfig:

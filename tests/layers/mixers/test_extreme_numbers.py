@@ -25,7 +25,7 @@ TITANS = TitansConfig(num_heads=2, head_dim=3, chunk_size=4)
 MIXERS: dict[str, Any] = {
     **dict.fromkeys(MATRIX_RULES),
     "gdn": GatedDeltaNetConfig(**SHAPE, chunk_size=4),
-    "titans": TitansMixerConfig(wiring="alone", memory=TITANS),
+    "titans": TitansMixerConfig(variant="alone", memory=TITANS),
 }
 # The logarithm of a rate, and what is added before a sigmoid, a softplus or an exponential.
 NUMBERS = [(100.0, -200.0), (100.0, 200.0), (89.0, -95.0), (-200.0, 3e4), (0.0, 1e8), (0.0, -1e8)]

@@ -133,7 +133,7 @@ def test_a_decoder_of_lact_layers_streams_and_starts_over():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"chunk_size": 0}, "chunk_size=0 must be at least 1"),
+        ({"chunk_size": 0}, "chunk_size=0 is too small; use 1"),
         ({"base_rate": 0.0}, r"base_rate=0\.0 must be above 0"),
         ({"rope_theta": 1.0}, r"rope_theta=1\.0 must exceed 1"),
     ],

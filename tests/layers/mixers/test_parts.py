@@ -128,7 +128,7 @@ def test_memories_that_go_from_device_to_device_send_as_many_caches_for_any_leng
 class Whole(RunningSum):
     """A mixer whose streams differ from whole sequences, so that it declines parts."""
 
-    takes_parts = False
+    context_parallel = False
 
 
 def partition_of(**sizes):
@@ -142,7 +142,7 @@ def test_a_mixer_without_parts_and_a_length_that_does_not_divide_are_named():
     partition = partition_of(data=1, fsdp=1, model=1, sequence=4)
     config = AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=8)
     attention = config.build(MODEL, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"mesh\.sequence=4: Whole takes no parts of sequences"):
+    with pytest.raises(ValueError, match=r"mesh\.sequence=4: Whole takes no shards of sequences"):
         Whole()(jnp.zeros((1, 8, MODEL)), partition=partition)
     with pytest.raises(ValueError, match=r"length of a sequence=6 .* mesh\.sequence=4"):
         attention(jnp.zeros((1, 6, MODEL)), partition=partition)

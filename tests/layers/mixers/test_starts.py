@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fwpkm_jax.config import from_json
-from fwpkm_jax.config_json import to_json
 from fwpkm_jax.layers.mixers import (
     GatedDeltaNet,
     GatedDeltaNetConfig,
@@ -17,8 +15,7 @@ from fwpkm_jax.layers.mixers import (
     Titans,
     TitansConfig,
 )
-from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.paper import PSWA, paper_model
+from fwpkm_jax.paper.models import PSWA, paper_model
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
 HEADS, DIM = 1024, 2
@@ -113,16 +110,6 @@ def test_a_constant_start_draws_what_it_drew_before_there_was_a_choice():
     layer = GatedDeltaNet(GatedDeltaNetConfig(**SHAPE, decay_start="constant"), DIM, rngs=rngs)
     np.testing.assert_array_equal(layer.dt_bias[...], 1)
     assert rngs.params.count[...] == 5  # Three maps, the convolution, the rates.
-
-
-def test_a_run_stored_without_the_option_has_the_constant_start():
-    values = to_json(ModelConfig())
-    assert from_json(values, ModelConfig) == ModelConfig()
-    for section in ("gdn", "matrix"):
-        del values[section]["decay_start"]
-    model = from_json(values, ModelConfig)
-    assert model.gdn == GatedDeltaNetConfig(decay_start="constant")
-    assert model.matrix == MatrixMemoryConfig(decay_start="constant")
 
 
 @pytest.mark.by_default("gdn", "deltaproduct", "linear_attention")

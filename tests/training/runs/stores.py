@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import fsspec
 import pytest
 
-from fwpkm_jax import addresses
+from fwpkm_jax.storage import addresses
 from tests.small_gcs import SmallGCS, serving
 
 SERVED = [pytest.param(kind, marks=pytest.mark.extras) for kind in ("s3", "gs")]
@@ -19,6 +19,7 @@ KINDS = ["memory", *SERVED]
 def a_store(kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of an empty folder in a store of this kind; skips without its packages."""
     addresses._file_system.cache_clear()
+    monkeypatch.setattr(addresses, "FIRST_WAIT", 0.0)
     if kind == "memory":
         yield "memory://bucket/run"
         store = fsspec.filesystem("memory")

@@ -17,7 +17,8 @@ from tests.training.processes import CONFIG
 
 def refused(capsys, *arguments):
     """The one line that the command prints when it refuses a run directory."""
-    assert main(["train", str(CONFIG), *map(str, arguments)]) == 2
+    config = [] if "--resume" in arguments else [CONFIG]
+    assert main(["train", *map(str, [*config, *arguments])]) == 2
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
     assert "Traceback" not in errors
@@ -52,6 +53,26 @@ def test_a_directory_that_cannot_be_written_to_is_refused(capsys, tmp_path, monk
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(run))
     assert f"{run} cannot be written to" in refused(capsys, "--run_dir", run)
     assert list(run.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["a rule that is gone", "a field that is gone", "no field"])
+def test_a_run_of_another_version_is_refused_in_one_line(capsys, unbroken, tmp_path, change):
+    run = tmp_path / "run"
+    run.mkdir()
+    sessions = {"sessions": [{"commit": "6fbd989"}]}
+    (run / "environment.json").write_text(json.dumps(sessions))
+    config = unbroken.experiment.to_json()
+    if change == "a rule that is gone":
+        config["model"]["fast_weight"]["rule"] = {"class": "ErasingRule", "strength": 0.5}
+    elif change == "a field that is gone":
+        config["optimizer"]["momentum"] = 0.0
+    else:
+        del config["training"]["remat"]
+    (run / "config.json").write_text(json.dumps(config))
+    for arguments in (["--run_dir", run], ["--resume", run]):
+        line = refused(capsys, *arguments)
+        assert str(run / "config.json") in line
+        assert "another version of fwpkm_jax wrote this run (commit 6fbd989)" in line
 
 
 def test_another_configuration_is_refused_with_the_runs_own_command(unbroken, tmp_path):

@@ -149,7 +149,7 @@ def test_a_profile_longer_than_the_session_ends_with_it(unbroken, tmp_path):
 
 
 def test_a_profile_of_no_steps_is_refused(unbroken):
-    with pytest.raises(ValueError, match="profile=0 must be at least 1 step, or None"):
+    with pytest.raises(ValueError, match="profile=0 is too small; use 1 or more"):
         dataclasses.replace(unbroken.experiment, profile=0)
 
 

@@ -3,20 +3,15 @@
 import json
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from fwpkm_jax import stores
-from fwpkm_jax.outside_files import OutsideFileError
-from fwpkm_jax.stores import Store
-from fwpkm_jax.training.runs import lock, store_lock
-from fwpkm_jax.training.runs.lock import LostLockError, RunInUseError
-from fwpkm_jax.training.runs.mirror import Mirror, local_copy
-from fwpkm_jax.training.runs.store_lock import StoreLock
-from tests.training.runs.stores import SERVED, a_small_gcs, a_store, lines
+from fwpkm_jax.storage import lock
+from fwpkm_jax.storage.stores import Store
+from fwpkm_jax.training.runs.mirror import Mirror, run_folder
+from tests.training.runs.stores import SERVED, a_store, lines
 
 # gcsfs gives the client of HTTP a large body as bytes.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
@@ -39,117 +34,8 @@ def address(request, monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     """Locks are given up after 0.3 s without a sign of life."""
-    monkeypatch.setattr(store_lock, "SILENCE", 0.3)
-    monkeypatch.setattr(store_lock, "BEAT", 0.05)
-
-
-def test_objects_are_read_written_listed_and_removed(address, tmp_path):
-    store = Store(address)
-    assert store.sizes() == {}
-    store.write("a/b c.txt", b"one")
-    (tmp_path / "x").write_bytes(b"x" * 6_000_000)
-    store.upload(tmp_path / "x", "big")
-    assert store.sizes() == {"a/b c.txt": 3, "big": 6_000_000}
-    assert store.read("a/b c.txt") == b"one"
-    store.download("big", tmp_path / "y")
-    assert (tmp_path / "y").read_bytes() == b"x" * 6_000_000
-    store.remove("big")
-    store.remove("big")
-    assert list(store.sizes()) == ["a/b c.txt"]
-    with pytest.raises(FileNotFoundError, match=rf"There is no {address}/none"):
-        store.read("none")
-
-
-def test_an_object_appears_when_its_upload_is_complete(monkeypatch, tmp_path):
-    (tmp_path / "x").write_bytes(bytes(100_000_000))
-    with a_store("memory", monkeypatch) as address:
-        store, seen = Store(address), set()
-        upload = threading.Thread(target=store.upload, args=(tmp_path / "x", "x"))
-        upload.start()
-        while upload.is_alive():
-            seen |= set(store.sizes().values())
-        upload.join()
-        assert seen <= {100_000_000}
-
-
-def test_conditional_writes_hold(address):
-    store = Store(address)
-    assert store.versioned("x") is None
-    assert store.create("x", b"one")
-    assert not store.create("x", b"two")
-    content, version = store.versioned("x")
-    assert content == b"one"
-    assert store.replace("x", b"three", version)
-    assert not store.replace("x", b"four", version)
-    assert store.read("x") == b"three"
-    store.remove("x")
-    assert not store.replace("x", b"five", version)
-    assert store.sizes() == {}
-
-
-def test_of_many_that_create_at_once_one_does(address):
-    won, start = [], threading.Barrier(8)
-
-    def create(number):
-        start.wait()
-        if Store(address).create("lock", b"%d" % number):
-            won.append(number)
-
-    threads = [threading.Thread(target=create, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == 1
-    assert Store(address).read("lock") == b"%d" % won[0]
-
-
-def test_a_second_session_is_refused_while_the_first_lives(address, impatient):
-    first = StoreLock(Store(address))
-    with pytest.raises(RunInUseError, match=r"run is in use by process \d+ on "):
-        StoreLock(Store(address))
-    first.check()
-    first.release()
-    StoreLock(Store(address)).release()
-    assert Store(address).sizes() == {}
-
-
-def test_a_lock_of_the_dead_is_taken_over_and_its_holder_stops(address, impatient, monkeypatch):
-    said = []
-    first = StoreLock(Store(address))
-    first._released.set()  # No sign of life any more.
-    first._heart.join()
-    second = StoreLock(Store(address), say=said.append)
-    assert any("Took over" in line for line in said)
-    time.sleep(0.1)
-    with pytest.raises(LostLockError, match="was removed or replaced"):
-        first.check()
-    first.release()  # Leaves the lock of the second.
-    second.check()
-    second.release()
-
-
-def test_a_removed_lock_stops_its_holder(address, impatient):
-    held = StoreLock(Store(address))
-    Store(address).remove("lock")
-    time.sleep(0.3)
-    with pytest.raises(LostLockError):
-        held.check()
-    held.release()
-
-
-def test_a_store_that_does_not_answer_for_a_while_ends_no_session(monkeypatch, impatient):
-    with a_store("memory", monkeypatch) as address:
-        held = StoreLock(Store(address))
-        files = type(held._store._files)
-        with monkeypatch.context() as patch:
-            patch.setattr(files, "info", lambda *_, **__: (_ for _ in ()).throw(OSError("Away.")))
-            time.sleep(0.15)
-        before = held._alive_at
-        time.sleep(0.15)
-        assert held._alive_at > before
-        held.check()
-        held.release()
+    monkeypatch.setattr(lock, "SILENCE", 0.3)
+    monkeypatch.setattr(lock, "BEAT", 0.05)
 
 
 def test_what_could_not_be_written_stays_in_a_folder_that_is_named(monkeypatch):
@@ -165,28 +51,6 @@ def test_what_could_not_be_written_stays_in_a_folder_that_is_named(monkeypatch):
                 mirror.close()
         assert (mirror.folder / "config.json").exists()
         mirror.abandon()
-
-
-@pytest.mark.extras
-def test_a_store_that_ignores_conditions_is_refused(monkeypatch):
-    with a_small_gcs(monkeypatch) as small:
-        small.ignores_conditions = True
-        with pytest.raises(ValueError, match="two sessions could not be kept apart"):
-            StoreLock(Store("gs://bucket/run"))
-
-
-@pytest.mark.extras
-@pytest.mark.parametrize("address", ["s3://bucket", "gs://bucket/"])
-def test_a_bucket_alone_is_refused(address):
-    pytest.importorskip({"s3": "s3fs", "gs": "gcsfs"}[address[:2]])
-    with pytest.raises(ValueError, match="names a bucket and no folder in it"):
-        Store(address)
-
-
-def test_names_that_lead_out_of_the_folder_are_refused():
-    for name in ("../x", "/x", "a/../../x", "a\\b", "a//b", "./a"):
-        with pytest.raises(OutsideFileError, match="which is no path in a folder"):
-            stores.checked_name(name, "gs://b/r")
 
 
 def write_run(folder, steps):
@@ -288,7 +152,7 @@ def killing(monkeypatch, number):
 def test_a_kill_at_any_write_leaves_a_whole_run_that_goes_on(address, part, impatient):
     """Every write of a run of 40 steps in turn is the last one that was not made."""
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(store_lock, "BEAT", 1000.0)
+    monkeypatch.setattr(lock, "BEAT", 1000.0)
     with monkeypatch.context() as patch:
         count = killing(patch, None)
         train_to(address, 40)
@@ -336,21 +200,44 @@ def test_a_damaged_marker_is_no_checkpoint(monkeypatch, marker, caplog):
         assert "memory://bucket/run/checkpoints/10" in caplog.text
 
 
+def test_a_checkpoint_that_was_set_aside_stays_in_the_bucket_and_its_step_is_saved_again(address):
+    train_to(address, 20)
+    before = {x for x in Store(address).sizes() if x.startswith("checkpoints/20-")}
+    mirror = Mirror(address)
+    mirror._work = lambda: None
+    mirror.claim()
+    for saved_again in (False, True):
+        if not saved_again:
+            (mirror.folder / "damaged_checkpoints").mkdir()
+            place = mirror.folder / "damaged_checkpoints" / "20"
+            (mirror.folder / "checkpoints" / "20").rename(place)
+        else:
+            write_run(mirror.folder, 20)
+        mirror.write_back()
+        names = set(Store(address).sizes())
+        assert before <= names
+        assert any(x.startswith("damaged_checkpoints/20-") for x in names) == saved_again
+    mirror.close()
+    assert read_run(address) == ([10, 20], 20)
+    assert train_to(address, 30) == 20
+    assert before <= set(Store(address).sizes())
+
+
 def test_a_reader_writes_back_what_it_made(address):
     train_to(address, 20)
-    with local_copy(address) as folder:
+    with run_folder(address) as folder:
         (folder / "results").mkdir()
         (folder / "results" / "ppl.json").write_text("{}")
     assert Store(address).read("results/ppl.json") == b"{}"
     assert read_run(address) == ([10, 20], 20)
-    with pytest.raises(FileNotFoundError, match="holds no run"), local_copy(f"{address}/none"):
+    with pytest.raises(FileNotFoundError, match="holds no run"), run_folder(f"{address}/none"):
         pass
 
 
 def test_memories_of_a_run_are_left_to_their_own_sessions(address):
     Store(address).write("memories/ana.safetensors", b"ana")
     train_to(address, 20)
-    with local_copy(address) as folder:
+    with run_folder(address) as folder:
         assert not (folder / "memories").exists()
         (folder / "memories").mkdir()
         (folder / "memories" / "bob.safetensors").touch()
@@ -358,16 +245,12 @@ def test_memories_of_a_run_are_left_to_their_own_sessions(address):
     assert {name for name in names if "memories" in name} == {"memories/ana.safetensors"}
 
 
-def test_the_lock_of_a_folder_has_the_same_constants():
-    assert (store_lock.BEAT, store_lock.SILENCE) == (lock.BEAT, lock.SILENCE)
-
-
 _UPLOADING = """
 import sys
 from pathlib import Path
-from fwpkm_jax.training.runs import store_lock
+from fwpkm_jax.storage import lock
 from fwpkm_jax.training.runs.mirror import Mirror
-store_lock.BEAT, store_lock.SILENCE = 0.1, 0.5
+lock.BEAT, lock.SILENCE = 0.1, 0.5
 mirror = Mirror(sys.argv[1])
 mirror._work = lambda: None
 mirror.claim()

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 import pytest
 
-from fwpkm_jax.config_json import to_json
 from fwpkm_jax.run.train import resume_experiment
 from fwpkm_jax.training.checkpoints.restore import checkpoint_steps, read_checkpoint
 from fwpkm_jax.training.optimizer import make_optimizer
@@ -254,25 +253,14 @@ def test_a_process_that_waits_says_for_whom_and_where(tmp_path):
     assert processes_module._whom(config) == ("Process 0 of 4 waits for processes 1 to 3 at host:7")
 
 
-def test_a_run_stores_no_processes_and_takes_none_from_an_old_one(tmp_path, caplog):
-    """As earlier versions stored them; whoever resumes is told, once."""
+def test_a_run_stores_no_processes(tmp_path):
     experiment = get_config()
     config = DistributedConfig(coordinator="localhost:8476", num_processes=2, process_id=0)
     several = dataclasses.replace(experiment, distributed=config, run_dir=str(tmp_path))
     assert "distributed" not in several.to_json()
     assert several.fingerprint == experiment.fingerprint
-    old = {**several.to_json(), "distributed": to_json(config)}
-    (tmp_path / "config.json").write_text(json.dumps(old))
-    with caplog.at_level("WARNING"):
-        resumed = resume_experiment(tmp_path)
-    assert resumed.distributed == DistributedConfig()
-    (record,) = caplog.records
-    for part in ("coordinator localhost:8476", "num_processes 2", "process_id 0", "not used"):
-        assert part in record.getMessage()
     (tmp_path / "config.json").write_text(json.dumps(several.to_json()))
-    caplog.clear()
-    resume_experiment(tmp_path)
-    assert not caplog.records
+    assert resume_experiment(tmp_path).distributed == DistributedConfig()
 
 
 @pytest.mark.parametrize(

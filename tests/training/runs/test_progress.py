@@ -2,7 +2,7 @@
 
 import io
 
-from fwpkm_jax.status_line import format_duration
+from fwpkm_jax.io.status_line import format_duration
 from fwpkm_jax.training.runs.progress import Progress, Speedometer
 
 

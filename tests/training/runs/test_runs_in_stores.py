@@ -16,10 +16,9 @@ from fwpkm_jax.interchange import start_run
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.train import resume_experiment, train
-from fwpkm_jax.stores import Store
-from fwpkm_jax.training.runs import store_lock
-from fwpkm_jax.training.runs.lock import RunInUseError
-from fwpkm_jax.training.runs.store_lock import StoreLock
+from fwpkm_jax.storage import lock
+from fwpkm_jax.storage.lock import Lock, RunInUseError
+from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.training.state import init_state
 from tests.training.runs.stores import KINDS, a_store
 from tests.training.tiny_config import get_config
@@ -149,10 +148,10 @@ def test_exports_and_imports_lie_in_buckets(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_in_use_is_refused_before_anything_is_compiled(monkeypatch):
-    monkeypatch.setattr(store_lock, "SILENCE", 2.0)
-    monkeypatch.setattr(store_lock, "BEAT", 0.05)
+    monkeypatch.setattr(lock, "SILENCE", 2.0)
+    monkeypatch.setattr(lock, "BEAT", 0.05)
     with a_store("memory", monkeypatch) as address:
-        held = StoreLock(Store(address))
+        held = Lock(Store(address))
         with pytest.raises(RunInUseError, match=f"{address} is in use by process"):
             train(experiment_of(address), stream=io.StringIO())
         held.release()

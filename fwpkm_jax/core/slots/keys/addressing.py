@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
 from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.platform import by_platform
 
 Score = Literal["idw", "dot"]
 Nonlinearity = Literal["softmax", "silu", "relu"]
@@ -112,6 +113,7 @@ def best_sub_keys(
         raise ValueError(f"top_k={top_k} exceeds the {subkeys} sub-keys per codebook; lower top_k.")
     scores = _scores(queries, keys, score)
     sub_key_ids = top_k_ids(scores, top_k)
+    # The gather gives the chosen scores their gradient; the ids have none.
     best = jnp.moveaxis(jnp.take_along_axis(scores, sub_key_ids, axis=2), 3, 0)
     return SubKeyChoice(jnp.moveaxis(sub_key_ids, 3, 0), best)
 
@@ -123,6 +125,7 @@ def best_pairs(
     sub_key_ids, best = choice
     top_k = best.shape[3]
     row_ranks, column_ranks = _candidate_ranks(top_k)
+    # Ranks are NumPy constants, so that XLA gathers by static indices.
     sums = best[:, :, 0, row_ranks] + best[:, :, 1, column_ranks]
     slots = sub_key_ids[:, :, 0, row_ranks] * num_subkeys + sub_key_ids[:, :, 1, column_ranks]
     places = _best_places(jax.lax.stop_gradient(sums), slots, top_k)
@@ -151,11 +154,15 @@ def slot_weights(
         return jax.nn.relu(scores / temperature)
     axis = (-2, -1) if normalization == "token" else -1
     if temperature != 1:
-        # The best score becomes 0 first, so that no temperature overflows, gradients included.
-        temperature = max(temperature, float(jnp.finfo(jnp.float32).tiny))
-        scores = scores - jax.lax.stop_gradient(jnp.max(scores, axis=axis, keepdims=True))
-        scores = jnp.where(scores == 0, scores, scores / temperature)
+        scores = _tempered(scores, temperature, axis)
     return jax.nn.softmax(scores, axis=axis)
+
+
+def _tempered(scores: jax.Array, temperature: float, axis: int | tuple[int, int]) -> jax.Array:
+    # The best score becomes 0 first, so that no temperature overflows, gradients included.
+    temperature = max(temperature, float(jnp.finfo(jnp.float32).tiny))
+    scores = scores - jax.lax.stop_gradient(jnp.max(scores, axis=axis, keepdims=True))
+    return jnp.where(scores == 0, scores, scores / temperature)
 
 
 def _scores(
@@ -193,6 +200,7 @@ def _best_places(
 def _candidate_ranks(top_k: int) -> tuple[np.ndarray, np.ndarray]:
     """Rank pairs (from 0) that can be among the best `top_k`: fewer pairs surely come first."""
     rows, columns = np.divmod(np.arange(top_k * top_k), top_k)
+    # A pair of ranks (i, j) comes behind i * j - 1 others at least; docs/explanation/math.md.
     keep = (rows + 1) * (columns + 1) <= top_k
     return rows[keep], columns[keep]
 
@@ -211,11 +219,11 @@ def top_k_ids(
     """
     # top_k ranks 0 above -0, which are equal scores: without the sign the lower one wins.
     scores = jax.lax.stop_gradient(jnp.where(scores == 0.0, 0.0, scores))
-    return jax.lax.platform_dependent(
-        scores,
-        cpu=lambda x: _by_groups(x, k),
-        default=lambda x: jnp.swapaxes(jax.lax.top_k(jnp.swapaxes(x, -1, -2), k)[1], -1, -2),
-    )
+    return by_platform(cpu=_by_groups, default=_by_top_k)(scores, k)
+
+
+def _by_top_k(scores: jax.Array, k: int) -> jax.Array:
+    return jnp.swapaxes(jax.lax.top_k(jnp.swapaxes(scores, -1, -2), k)[1], -1, -2)
 
 
 def _by_groups(scores: jax.Array, k: int) -> jax.Array:
@@ -242,6 +250,8 @@ def _one_by_one(scores: jax.Array, ids: jax.Array, k: int) -> jax.Array:
     found = []
     for _ in range(k):
         best = scores == scores.max(-2, keepdims=True)
+        # Of equal scores the lowest id, as `jax.lax.top_k` chooses.
         found.append(jnp.where(best, ids, jnp.iinfo(jnp.int32).max).min(-2, keepdims=True))
+        # By id, not by score: an equal score stays for the next round.
         scores = jnp.where(ids == found[-1], -jnp.inf, scores)
     return jnp.concatenate(found, axis=-2)

@@ -3,6 +3,8 @@
 The ids of a choice have no cotangent, so no other score takes part.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -14,7 +16,7 @@ ChosenIds = Int[Array, "tokens heads 2 top_k"]
 ChosenNumbers = Float[Array, "tokens heads 2 top_k"]
 
 
-def score_pulls(
+def score_coefficients(
     scores: ChosenNumbers, score_cotangents: ChosenNumbers, *, score: Score
 ) -> ChosenNumbers:
     """What multiplies `query - sub-key` in both cotangents, for `dot` query or sub-key alone."""
@@ -27,22 +29,32 @@ def score_pulls(
 
 
 def queries_cotangent(
-    queries: Queries, keys: SubKeys, sub_key_ids: ChosenIds, pulls: ChosenNumbers, *, score: Score
+    queries: Queries,
+    keys: SubKeys,
+    sub_key_ids: ChosenIds,
+    coefficients: ChosenNumbers,
+    *,
+    score: Score,
 ) -> Queries:
-    """The queries' cotangents from `score_pulls`."""
+    """The queries' cotangents from `score_coefficients`."""
     halves = split_halves(queries)
-    to_queries = sum_of_sub_keys(pulls, sub_key_ids, keys)
+    to_queries = sum_of_sub_keys(coefficients, sub_key_ids, keys)
     if score == "idw":
-        to_queries = jnp.sum(pulls, axis=-1, keepdims=True) * halves - to_queries
+        to_queries = jnp.sum(coefficients, axis=-1, keepdims=True) * halves - to_queries
     return to_queries.reshape(queries.shape)
 
 
 def keys_cotangent(
-    queries: Queries, keys: SubKeys, sub_key_ids: ChosenIds, pulls: ChosenNumbers, *, score: Score
+    queries: Queries,
+    keys: SubKeys,
+    sub_key_ids: ChosenIds,
+    coefficients: ChosenNumbers,
+    *,
+    score: Score,
 ) -> SubKeys:
-    """The keys' cotangents from `score_pulls`."""
+    """The keys' cotangents from `score_coefficients`."""
     subkeys = keys.shape[2]
-    to_keys = add_to_sub_keys(pulls, sub_key_ids, split_halves(queries), subkeys)
+    to_keys: Any = add_to_sub_keys(coefficients, sub_key_ids, split_halves(queries), subkeys)
     if score == "dot":
         return to_keys
-    return sub_key_totals(pulls, sub_key_ids, subkeys)[..., None] * keys - to_keys
+    return sub_key_totals(coefficients, sub_key_ids, subkeys)[..., None] * keys - to_keys

@@ -109,6 +109,7 @@ def write_in_blocks(
             *kept,
         )
 
+    # First all blocks are read: a write between them would change what later ones read.
     addressed = blocks.fold(address_block, _none_addressed(keys, values, blocks, select))
 
     def write(number: jax.Array, carry: tuple[SubKeys, AnyTable]) -> tuple[SubKeys, AnyTable]:

@@ -41,10 +41,10 @@ class MemoryAxes(NamedTuple):
 def write_split_values(
     values: Float[Array, "groups part_of_slots part_of_columns"],
     access: SlotAccess,
-    targets: Float[Array, "groups batch length columns"],
+    targets: Float[Array, "groups chunks tokens columns"],
     *,
-    error_weights: Float[Array, "groups batch length"],
-    counted: Float[Array, "groups batch length"],
+    error_weights: Float[Array, "groups chunks tokens"],
+    counted: Float[Array, "groups chunks tokens"],
     axes: MemoryAxes,
     ops: RowOps,
     **options: Any,
@@ -60,32 +60,35 @@ def write_split_values(
       counted: of this device's tokens, as in `write_values`.
       axes: how the tables are shared.
       ops: what reads and adds rows; tables split by slots take plain XLA.
-      **options: `write` and `chunk_size` of `write_values`.
+      **options: `write` of `write_values`.
 
     Returns:
       This device's part of the tables, its tokens' reads with columns as in `targets`, and the norm
       of each chunk's change of the whole table.
     """
-    batch = error_weights.shape[1]
+    tokens = error_weights.shape[2]
     slot_ids, weights, error_weights, counted = (
-        gather_tokens(x, axes) for x in (*access, error_weights, counted)
+        gather_tokens(x, axes, dim=2) for x in (*access, error_weights, counted)
     )
     run = functools.partial(write_values, error_weights=error_weights, **options)
     if axes.slots:
+        # A device reads zeros for slots that others hold, and the sum over devices completes them.
         own = own_slots(slot_ids, values.shape[1], axes)
         sum_reads = functools.partial(jax.lax.psum, axis_name=axes.slots)
         out = run(
             values,
             SlotAccess(own.slot_ids, jnp.where(own.held, weights, 0.0)),
-            gather_tokens(targets, axes),
+            gather_tokens(targets, axes, dim=2),
             counted=jnp.where(own.held, counted[..., None], 0.0),
             ops=RowOps(
                 exchange=functools.partial(exchange_rows, sum_reads=sum_reads),
                 exchange_back=functools.partial(exchange_back, sum_reads=sum_reads),
             ),
         )
-        output = own_tokens(out.output, batch, axes)
+        output = own_tokens(out.output, tokens, axes, dim=2)
     else:
+        # Every device then has all tokens for its columns, and its part of the scan talks to no
+        # other.
         targets = tokens_for_columns(targets, axes)
         out = run(values, SlotAccess(slot_ids, weights), targets, counted=counted, ops=ops)
         output = columns_for_tokens(out.output, axes)
@@ -115,27 +118,27 @@ def own_slots(slot_ids: Int[Array, "... places"], num_held: int, axes: MemoryAxe
     return OwnSlots(jnp.where(held, own, slot_ids % num_held), held)
 
 
-def gather_tokens(x: Float[Array, "..."] | Int[Array, "..."], axes: MemoryAxes) -> jax.Array:
-    """`[groups, batch, ...]` of this device to that of all that share its memory."""
-    return jax.lax.all_gather(x, axes.tokens, axis=1, tiled=True) if axes.tokens else x
+def gather_tokens(x: jax.Array, axes: MemoryAxes, *, dim: int = 1) -> jax.Array:
+    """An array of this device's tokens, which lie along `dim`, to that of all tokens."""
+    return jax.lax.all_gather(x, axes.tokens, axis=dim, tiled=True) if axes.tokens else x
 
 
-def own_tokens(x: Float[Array, "..."], batch: int, axes: MemoryAxes) -> jax.Array:
-    """What `gather_tokens` began with."""
+def own_tokens(x: jax.Array, size: int, axes: MemoryAxes, *, dim: int = 1) -> jax.Array:
+    """What `gather_tokens` began with: `size` entries of `dim`."""
     if not axes.tokens:
         return x
-    return jax.lax.dynamic_slice_in_dim(x, batch * jax.lax.axis_index(axes.tokens), batch, axis=1)
+    return jax.lax.dynamic_slice_in_dim(x, size * jax.lax.axis_index(axes.tokens), size, axis=dim)
 
 
 def tokens_for_columns(x: Float[Array, "..."], axes: MemoryAxes) -> jax.Array:
-    """`[groups, batch, length, columns]` of own tokens to that of own columns, of all tokens."""
+    """`[groups, chunks, tokens, columns]` of own tokens to that of own columns, of all tokens."""
     if not axes.tokens:
         return x
-    return jax.lax.all_to_all(x, axes.tokens, split_axis=3, concat_axis=1, tiled=True)
+    return jax.lax.all_to_all(x, axes.tokens, split_axis=3, concat_axis=2, tiled=True)
 
 
 def columns_for_tokens(x: Float[Array, "..."], axes: MemoryAxes) -> jax.Array:
     """The way back of `tokens_for_columns`."""
     if not axes.tokens:
         return x
-    return jax.lax.all_to_all(x, axes.tokens, split_axis=1, concat_axis=3, tiled=True)
+    return jax.lax.all_to_all(x, axes.tokens, split_axis=2, concat_axis=3, tiled=True)

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import SlotIds, TokenWeights, ValueTable
-from fwpkm_jax.core.chunks import Shared, map_groups
+from fwpkm_jax.core.chunks import Shared, map_memories
 from fwpkm_jax.core.slots.two_phase import WrittenValues, write_values
 from fwpkm_jax.core.slots.values.grouping import group_slots
 from fwpkm_jax.core.slots.write import SlotAccess
@@ -89,6 +89,7 @@ def rows_to_read(values: AnyTable, slot_ids: SlotIds) -> tuple[ValueTable, SlotI
     own = values.rows.at[place].get(mode="promise_in_bounds")
     base = values.base.array.at[slots].get(mode="promise_in_bounds")
     rows = jnp.where(held[:, None], own, base)
+    # An overlay that lost rows has no right reads any more.
     rows = jnp.where(values.lost > 0, jnp.nan, rows)
     return rows, jnp.arange(slots.size, dtype=slot_ids.dtype).reshape(slot_ids.shape)
 
@@ -105,11 +106,13 @@ def open_rows(values: AnyTable, slot_ids: SlotIds, counted: TokenWeights) -> Ope
         return OpenRows(values, values, slot_ids)
     capacity, base = values.capacity, values.base.array
     padding = base.shape[0]
+    # Padding reads an extra slot behind the table, which gets no row.
     slots = jnp.where(counted[:, None] > 0, slot_ids.astype(jnp.int32), padding)
     groups = group_slots(slots, num_slots=padding + 1)
     slots, number = groups.slots, jnp.arange(groups.slots.size, dtype=jnp.int32)
     place, held, at = _find(values, slots)
     new = (slots < padding) & ~held
+    # New slots take the next free rows, in ascending order of slots.
     rank = jnp.cumsum(new, dtype=jnp.int32) - 1
     fits = new & (values.used + rank < capacity)
     place = jnp.where(held, place, jnp.where(fits, values.used + rank, capacity))
@@ -128,6 +131,7 @@ def open_rows(values: AnyTable, slot_ids: SlotIds, counted: TokenWeights) -> Ope
     into = jnp.where(fits, place, capacity + 1 + number)
     copied = base.at[slots].get(mode="clip").astype(values.dtype)
     rows = values.rows.at[into].set(copied, mode="drop", unique_indices=True)
+    # What found no row must not pass unseen: its reads become NaN.
     rows = rows.at[capacity].set(jnp.where(lost > 0, jnp.nan, 0.0))
     values = OverlayTable(
         slots=insert(values.slots, slots),
@@ -142,27 +146,27 @@ def open_rows(values: AnyTable, slot_ids: SlotIds, counted: TokenWeights) -> Ope
 
 def open_groups(
     values: OverlayTable,
-    slot_ids: Int[Array, "groups batch length places"],
-    counted: Float[Array, "groups batch length"],
+    slot_ids: Int[Array, "groups chunks tokens places"],
+    counted: Float[Array, "groups chunks tokens"],
 ) -> OpenRows:
-    """`open_rows` of whole sequences of several memories, every leaf with their leading axis."""
+    """`open_rows` of all chunks of several memories, every leaf with their leading axis."""
 
     def open_group(values: OverlayTable, slot_ids: jax.Array, counted: jax.Array) -> OpenRows:
         opened = open_rows(values, slot_ids.reshape(counted.size, -1), counted.reshape(-1))
         return opened._replace(slot_ids=opened.slot_ids.reshape(slot_ids.shape))
 
-    return map_groups(open_group, values, slot_ids, counted)
+    return map_memories(open_group, values, slot_ids, counted)
 
 
 def write_overlays(
     values: OverlayTable,
     access: SlotAccess,
-    targets: Float[Array, "groups batch length value"],
+    targets: Float[Array, "groups chunks tokens value"],
     *,
-    counted: Float[Array, "groups batch length"],
+    counted: Float[Array, "groups chunks tokens"],
     **options: Any,
-) -> tuple[OverlayTable, WrittenValues]:
-    """`two_phase.write_values` of tables that share a base: the tables after it, and what it gave.
+) -> WrittenValues:
+    """`two_phase.write_values` of tables that share a base.
 
     Every slot of the chunks gets a row of its own; these rows are the table that is written.
 
@@ -175,7 +179,7 @@ def write_overlays(
     access = access._replace(slot_ids=opened.slot_ids)
     out = write_values(opened.rows, access, targets, counted=counted, **options)
     assert isinstance(opened.values, OverlayTable)
-    return opened.values._replace(rows=out.values), out
+    return out._replace(values=opened.values._replace(rows=out.values))
 
 
 def close_rows(values: AnyTable, rows: Float[Array, "..."]) -> AnyTable:

@@ -7,9 +7,10 @@ again (`core.slots.options.replay`). None of them needs the values, so that a wr
 known as soon as its slots are.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from fwpkm_jax.core.array_types import (
     TokenWeights,
     ValueTable,
 )
-from fwpkm_jax.core.chunks import StepOutput, map_groups, scan_chunks
+from fwpkm_jax.core.chunks import map_groups
 from fwpkm_jax.core.slots.options.replay import (
     ReplayedTokens,
     as_chunk,
@@ -44,20 +45,6 @@ class Retention:
     """As `hardening`, but among a token's slots: what held ones are spared, the others take."""
     replay: int = 0
     """Tokens written again before every chunk: those of the largest write weights so far."""
-
-    removed_fields: ClassVar[dict[str, float]] = dict.fromkeys(
-        (
-            "write_decay",
-            "momentum",
-            "surprise",
-            "protection",
-            "strength",
-            "common",
-            "consolidation",
-        ),
-        0.0,
-    )
-    """Options that older configurations name; no measurement recommends them."""
 
     def __post_init__(self):
         for field in fields(self):
@@ -109,7 +96,8 @@ def relocation_scale(weights: SlotWeights, written: SlotWeights, *, power: float
     yielding = hardening_scale(written, power=power)
     squares = weights**2
     whole = jnp.sum(squares, axis=-1, keepdims=True)
-    return yielding * whole / jnp.sum(squares * yielding, axis=-1, keepdims=True)
+    moved = jnp.sum(squares * yielding, axis=-1, keepdims=True)
+    return yielding * whole / jnp.where(moved > 0, moved, 1.0)  # Without weights, 0 and not 0 / 0.
 
 
 def step_scales(
@@ -133,6 +121,7 @@ def step_scales(
       counted: 1 for tokens whose reads count; others leave no trace in the history.
       retention: what to spare.
     """
+    # Scales are a schedule of the write; no gradient teaches the model to use up a slot.
     history, weights, write_weight = jax.lax.stop_gradient((history, weights, write_weight))
     reads_counted = jnp.broadcast_to(counted[:, None], slot_ids.shape)
     weight = reads_counted * write_weight[:, None]
@@ -150,42 +139,29 @@ def step_scales(
 def scale_chunks(
     history: SlotHistory,
     access: SlotAccess,
-    write_weight: Float[Array, "groups batch length"],
-    counted: Float[Array, "groups batch length"],
+    write_weight: Float[Array, "groups chunks tokens"],
+    counted: Float[Array, "groups chunks tokens"],
     *,
-    chunk_size: int,
     retention: Retention,
-) -> tuple[SlotHistory, Float[Array, "groups batch length places"]]:
-    """`step_scales` of whole sequences: the history after the last chunk, and all scales.
+) -> tuple[SlotHistory, Float[Array, "groups chunks tokens places"]]:
+    """`step_scales` of all chunks: the history after the last one, and all scales.
 
     Args:
       history: of several memories, leaves `[groups, ...]`.
-      access: what the tokens read, leaves `[groups, batch, length, places]`.
+      access: what the tokens read, leaves `[groups, chunks, tokens, places]`.
       write_weight: of each token.
       counted: 1 for tokens whose reads count.
-      chunk_size: tokens of a sequence between two writes.
       retention: what to spare.
     """
 
-    def step(history: SlotHistory, chunk: tuple[jax.Array, ...]) -> StepOutput:
-        slot_ids, weights, write_weight, counted = chunk
-        scales, history = step_scales(
-            history,
-            slot_ids,
-            weights,
-            write_weight=write_weight,
-            counted=counted,
-            retention=retention,
-        )
-        return StepOutput(history, scales, (), ())
+    def step(history: SlotHistory, chunk: tuple[Any, ...]) -> tuple[SlotHistory, jax.Array]:
+        access, write_weight, counted = chunk
+        how: Any = {"write_weight": write_weight, "counted": counted, "retention": retention}
+        scales, history = step_scales(history, *access, **how)
+        return history, scales
 
-    def of_group(history_and_access, write_weight, counted):
-        history, access = history_and_access
-        tokens = (*access, write_weight, counted)
-        out = scan_chunks(step, history, tokens, chunk_size=chunk_size)
-        return out.memory, out.output
-
-    return map_groups(of_group, (history, access), write_weight, counted)
+    scan = functools.partial(jax.lax.scan, step)
+    return map_groups(scan, history, (access, write_weight, counted))
 
 
 class RetentiveStep(NamedTuple):

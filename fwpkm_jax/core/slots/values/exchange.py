@@ -108,6 +108,7 @@ def exchange_rows(
     del slot_ids
     distinct = logged_rows(values.shape[0], groups)
     groups, rows = of_chunk(chunk, (groups, rows))
+    # Clipped: entries behind the last distinct slot lie outside the table and are never read.
     before = values.at[groups.slots[:distinct]].get(mode="clip")
     output = read_rows(before, groups.rank, rows.weights)
     if sum_reads is not None:
@@ -134,6 +135,23 @@ Dot = Callable[[ValueTable, SlotIds, TokenValues], SlotWeights]
 Add = Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable]
 
 
+class RowSums(NamedTuple):
+    """The sums over rows that the way back needs, each with the meaning of its default.
+
+    Attributes:
+      read_and_dot: weighted sums of rows and inner products with the same rows.
+      dot: inner products with rows.
+      add: adds to rows.
+    """
+
+    read_and_dot: ReadAndDot = read_and_dot_rows
+    dot: Dot = dot_rows
+    add: Add = add_rows
+
+
+PLAIN_SUMS = RowSums()
+
+
 def exchange_back(
     write: ValueWrite,
     log: Float[Array, "logged value"],
@@ -144,9 +162,7 @@ def exchange_back(
     output: Float[Array, "chunks tokens value"],
     output_bar: Float[Array, "chunks tokens value"],
     *,
-    read_and_dot: ReadAndDot = read_and_dot_rows,
-    dot: Dot = dot_rows,
-    add: Add = add_rows,
+    sums: RowSums = PLAIN_SUMS,
     sum_reads: SumReads | None = None,
 ) -> ExchangeBack:
     """The cotangents of one exchange; see docs/explanation/math.md for the formulas.
@@ -160,23 +176,22 @@ def exchange_back(
       rows: what the chunks read and wrote.
       output: what their tokens read.
       output_bar: the cotangent of `output`.
-      read_and_dot: weighted sums of rows and inner products with the same rows.
-      dot: inner products with rows.
-      add: adds to rows.
+      sums: what reads, multiplies and adds to rows.
       sum_reads: sums partial cotangents of reads over devices, as above.
     """
     start = chunk * next_rows.shape[1]
     everything = (next_rows, groups, rows, output, output_bar)
     next_rows, groups, rows, output, output_bar = of_chunk(chunk, everything)
+    # Cotangents of the touched rows after this write: where the next chunk left them.
     table_bar = log.at[next_rows].get(mode="promise_in_bounds")
     errors, of_error = jax.vjp(write.error, output, rows.targets, rows.error_weights[:, None])
-    errors_bar, steps_bar = read_and_dot(table_bar, groups.rank, rows.steps, errors)
+    errors_bar, steps_bar = sums.read_and_dot(table_bar, groups.rank, rows.steps, errors)
     read_bar, targets_bar, error_weights_bar = of_error(errors_bar)
     read_bar = output_bar + read_bar
     if sum_reads is not None:
         read_bar = sum_reads(read_bar)
     rows_bar = ChunkRows(
-        weights=dot(log, start + groups.rank, read_bar),
+        weights=sums.dot(log, start + groups.rank, read_bar),
         steps=steps_bar,
         targets=targets_bar,
         error_weights=error_weights_bar[:, 0],
@@ -184,8 +199,9 @@ def exchange_back(
     # Adding zero creates a data dependency: without it XLA copies the log, in case a read comes
     # after the write.
     coefficients = rows.weights + 0.0 * (rows_bar.weights + steps_bar)
+    # The gathered rows are a small table, whose slots are the ranks.
     own = groups._replace(slots=jnp.arange(groups.slots.shape[0], dtype=jnp.int32))
-    table_bar = add(table_bar, own, coefficients, read_bar)
+    table_bar = sums.add(table_bar, own, coefficients, read_bar)
     log = jax.lax.dynamic_update_slice_in_dim(log, table_bar, start, axis=0)
     return ExchangeBack(log, rows_bar)
 

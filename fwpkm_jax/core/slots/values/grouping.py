@@ -4,7 +4,6 @@ Each row of the table then sums its references in a fixed order. No two addition
 two runs agree bit for bit.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from fwpkm_jax.core.array_types import SlotIds, SlotWeights, TokenWeights
+from fwpkm_jax.core.platform import by_platform
 
 
 class SlotGroups(NamedTuple):
@@ -59,15 +59,9 @@ def group_chunks(slot_ids: Int[Array, "chunks tokens places"], *, num_slots: int
       num_slots: rows of the table.
     """
     ids = slot_ids.reshape(slot_ids.shape[0], -1).astype(jnp.int32)
-    by_chunk = jax.vmap(lambda x: _sort_by_slot(x, num_slots))
-    at_once = functools.partial(_sort_chunks, num_slots=num_slots)
-    sorted_ids, order = jax.lax.platform_dependent(
-        ids,
-        cuda=by_chunk if ids.shape[0] * num_slots > 2**31 else at_once,
-        default=by_chunk,
-    )
+    sort = by_platform(gpu=_sort_chunks, default=_sort_each_chunk)
     groups = jax.vmap(lambda *x: _groups_of(*x, num_slots=num_slots))
-    return groups(slot_ids, sorted_ids, order)
+    return groups(slot_ids, *sort(ids, num_slots))
 
 
 def _groups_of(
@@ -77,6 +71,7 @@ def _groups_of(
     references = jnp.arange(order.size, dtype=jnp.int32)
     begins = jnp.concatenate([jnp.ones((1,), bool), sorted_ids[1:] != sorted_ids[:-1]])
     group = jnp.cumsum(begins.astype(jnp.int32)) - 1
+    # Back in the order of references, for gathers by token.
     rank = jnp.zeros_like(order).at[order].set(group, unique_indices=True)
     # Every reference of a run writes the same slot; only its first one writes the start.
     slots = (num_slots + references).at[group].set(sorted_ids, indices_are_sorted=True)
@@ -87,6 +82,8 @@ def _groups_of(
 
 def _sort_chunks(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:
     """Slots in ascending order and the reference of each, of all chunks by one sort."""
+    if ids.shape[0] * num_slots > 2**31:  # Chunk and slot would not fit into one number.
+        return _sort_each_chunk(ids, num_slots)
     chunks = jnp.arange(ids.shape[0], dtype=jnp.int32)[:, None]
     references = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
     of_chunks, order = jax.lax.sort(
@@ -97,12 +94,18 @@ def _sort_chunks(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:
     return of_chunks.reshape(ids.shape) - num_slots * chunks, order.reshape(ids.shape)
 
 
+def _sort_each_chunk(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:
+    """`_sort_chunks` by a sort for each chunk."""
+    return jax.vmap(lambda x: _sort_by_slot(x, num_slots))(ids)
+
+
 def _sort_by_slot(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:
     """Slots in ascending order, and the reference of each; as one number where both fit into it."""
     references = jnp.arange(ids.size, dtype=jnp.int32)
     if num_slots * ids.size > 2**32:
         slots, order = jax.lax.sort((ids, references), num_keys=1, is_stable=True)
         return slots, order
+    # Slot and reference in one number: a sort of one array, whose ties cannot occur.
     both = ids.astype(jnp.uint32) * np.uint32(ids.size) + references.astype(jnp.uint32)
     slots, order = jnp.divmod(jax.lax.sort(both, is_stable=False), np.uint32(ids.size))
     return slots.astype(jnp.int32), order.astype(jnp.int32)
@@ -115,9 +118,9 @@ def reference_counts(groups: SlotGroups, counted: TokenWeights | SlotWeights) ->
     each slot of the table. With `counted [tokens, places]`, single references can be left out.
     """
     places = groups.rank.shape[1]
-    if counted.ndim == 1:
-        sums = jnp.cumsum(counted[groups.order // places])
-    else:
-        sums = jnp.cumsum(counted.reshape(-1)[groups.order])
+    by_token = counted.ndim == 1
+    ordered = counted[groups.order // places] if by_token else counted.reshape(-1)[groups.order]
+    # A run's count is the difference of two prefix sums.
+    sums = jnp.cumsum(ordered)
     sums = jnp.concatenate([jnp.zeros((1,), sums.dtype), sums])
     return jnp.diff(sums[groups.starts])[groups.rank]

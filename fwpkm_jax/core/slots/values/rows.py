@@ -4,8 +4,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from fwpkm_jax.core.array_types import SlotIds, SlotWeights, TokenValues, ValueTable
+from fwpkm_jax.core.platform import by_platform, platform
 from fwpkm_jax.core.slots.values.grouping import SlotGroups
 
 # Tokens whose rows a CPU forms at once; the rows of a whole chunk would need new pages of memory.
@@ -18,33 +20,28 @@ _dot = functools.partial(jnp.einsum, "tpv,tv->tp", precision=_FULL)  # Of rows w
 
 def read_rows(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
     """Weighted sums of rows, one per token: as `table.slot_read`, without a backward pass."""
-    return jax.lax.platform_dependent(
-        values, slot_ids, weights, cpu=read_by_blocks, default=_read_by_places
-    )
+    return by_platform(cpu=read_by_blocks, default=_read_unrolled)(values, slot_ids, weights)
 
 
 def dot_rows(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
     """Inner products of each token's vector with the rows it reads."""
-    return jax.lax.platform_dependent(
-        values, slot_ids, vectors, cpu=dot_by_blocks, default=_dot_at_once
-    )
+    return by_platform(cpu=dot_by_blocks, default=_dot_at_once)(values, slot_ids, vectors)
 
 
 def read_and_dot_rows(
     values: ValueTable, slot_ids: SlotIds, weights: SlotWeights, vectors: TokenValues
 ) -> tuple[TokenValues, SlotWeights]:
     """`read_rows` and `dot_rows` of the same rows."""
-    return jax.lax.platform_dependent(
-        values,
-        slot_ids,
-        weights,
-        vectors,
-        cpu=_read_and_dot_by_blocks,
-        default=_read_and_dot_at_once,
-    )
+    if platform() != "cpu":
+        return _read_unrolled(values, slot_ids, weights), _dot_at_once(values, slot_ids, vectors)
+
+    def both(rows: Array, weights: SlotWeights, vectors: TokenValues) -> tuple[Array, Array]:
+        return _sum(rows, weights), _dot(rows, vectors)
+
+    return _by_blocks(both, values, slot_ids, weights, vectors)
 
 
-def _read_by_places(values, slot_ids, weights):
+def _read_unrolled(values, slot_ids, weights):
     """One place at a time, so that gather and sum fuse and no copy of the rows is stored."""
     total = jnp.zeros((slot_ids.shape[0], values.shape[1]), values.dtype)
     for place in range(slot_ids.shape[1]):
@@ -58,27 +55,7 @@ def _dot_at_once(values, slot_ids, vectors):
     return _dot(rows, vectors)
 
 
-def _read_and_dot_at_once(values, slot_ids, weights, vectors):
-    return _read_by_places(values, slot_ids, weights), _dot_at_once(values, slot_ids, vectors)
-
-
-def read_by_blocks(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
-    """`read_rows` as a CPU does it."""
-    return _by_blocks(values, slot_ids, _sum, weights)
-
-
-def dot_by_blocks(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
-    """`dot_rows` as a CPU does it."""
-    return _by_blocks(values, slot_ids, _dot, vectors)
-
-
-def _read_and_dot_by_blocks(values, slot_ids, weights, vectors):
-    return _by_blocks(
-        values, slot_ids, lambda rows, w, v: (_sum(rows, w), _dot(rows, v)), weights, vectors
-    )
-
-
-def _by_blocks(values, slot_ids, function, *arguments):
+def _by_blocks(function, values, slot_ids, *arguments):
     """`function(rows [tokens, places, value], *arguments)` of a few tokens at a time."""
 
     def of_token(token):
@@ -86,6 +63,11 @@ def _by_blocks(values, slot_ids, function, *arguments):
         return jax.tree.map(lambda x: x[0], function(rows, *(x[None] for x in token[1:])))
 
     return jax.lax.map(of_token, (slot_ids, *arguments), batch_size=_BLOCK)
+
+
+# `read_rows` and `dot_rows` as a CPU does them.
+read_by_blocks = functools.partial(_by_blocks, _sum)
+dot_by_blocks = functools.partial(_by_blocks, _dot)
 
 
 def add_rows(
@@ -98,9 +80,8 @@ def add_rows(
     In place in a loop. The sum's order is fixed: a CPU adds one reference after the other; other
     devices sum sorted runs first, so that no two additions meet in one row.
     """
-    return jax.lax.platform_dependent(
-        values, groups, coefficients, rows, cpu=_add_in_turn, default=_add_by_runs
-    )
+    add = by_platform(cpu=_add_in_turn, default=_add_by_runs)
+    return add(values, groups, coefficients, rows)
 
 
 def _add_in_turn(
@@ -117,9 +98,10 @@ def add_by_blocks(
     everything = (slot_ids, coefficients, rows)
 
     def add(values: ValueTable, start: jax.Array | int, length: int) -> ValueTable:
-        slot_ids, coefficients, rows = (
-            jax.lax.dynamic_slice_in_dim(x, start, length) for x in everything
+        block = functools.partial(
+            jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=length
         )
+        slot_ids, coefficients, rows = map(block, everything)
         added = coefficients[:, :, None] * rows[:, None, :]
         return values.at[slot_ids].add(added, mode="promise_in_bounds")
 
@@ -140,6 +122,7 @@ def _add_by_runs(
         carried = jnp.where((left_group == right_group)[:, None], left_sum, 0.0)
         return right_group, carried + right_sum
 
+    # The last reference of a run then holds the sum of the whole run.
     _, sums = jax.lax.associative_scan(merge, (group, sorted_rows))
     last = jnp.maximum(groups.starts[1:] - 1, 0)
     return values.at[groups.slots].add(

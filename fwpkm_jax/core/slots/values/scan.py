@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import ValueTable
+from fwpkm_jax.core.platform import by_platform
 from fwpkm_jax.core.slots.values.exchange import ChunkRows, RowOps, logged_rows, of_chunk
 from fwpkm_jax.core.slots.values.grouping import SlotGroups
 from fwpkm_jax.core.slots.write import ValueWrite
@@ -40,14 +41,14 @@ class ValueScanOutput(NamedTuple):
     squared_change: Float[Array, "chunks tokens"]
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def value_scan(
     values: ValueTable,
     slot_ids: Int[Array, "chunks tokens places"],
     rows: ChunkRows,
-    *,
     groups: SlotGroups,
     write: ValueWrite,
-    ops: RowOps | None = None,
+    ops: RowOps,
 ) -> ValueScanOutput:
     """Reads and writes every chunk, the table updated in place.
 
@@ -61,19 +62,10 @@ def value_scan(
       rows: what is read and written there, leaves `[chunks, ...]`.
       groups: `group_slots` of each chunk, leaves `[chunks, ...]`.
       write: its formulas; the steps are in the rows already.
-      ops: what reads and adds rows; None: plain XLA.
+      ops: what reads and adds rows.
     """
-    ops = RowOps() if ops is None else ops
-    values, output, change = _scan(ops, write, values, slot_ids, rows, groups)
-    return ValueScanOutput(values, output, jax.lax.stop_gradient(change))
-
-
-def _primal(ops, write, values, slot_ids, rows, groups) -> ValueScanOutput:
     scan = ops.batched(functools.partial(_scan_and_log, ops, write))
     return scan(values, slot_ids, rows, groups)[0]
-
-
-_scan = jax.custom_vjp(_primal, nondiff_argnums=(0, 1))
 
 
 # `jit` traces a scan once for equal arguments, so a model with several memories lowers it once.
@@ -119,7 +111,7 @@ class _Residuals(NamedTuple):
     table: jax.Array | None  # an array only if the gradient of the table is used
 
 
-def _scan_forward(ops, write, values, slot_ids, rows, groups):
+def _scan_forward(values, slot_ids, rows, groups, write, ops):
     asked = values.perturbed
     values, slot_ids, rows, groups = jax.tree.map(
         lambda x: x.value, (values, slot_ids, rows, groups)
@@ -131,7 +123,7 @@ def _scan_forward(ops, write, values, slot_ids, rows, groups):
     return output, _Residuals(log, output.output, rows, groups, slots, table)
 
 
-def _scan_backward(ops, write, residuals, cotangents):
+def _scan_backward(write, ops, residuals, cotangents):
     """Goes from the last chunk to the first; each puts the cotangents of its rows into its log.
 
     A row's cotangent is that of the same slot's row in the next chunk that touched it, plus what
@@ -163,9 +155,7 @@ def _scan_back(
         log = jnp.concatenate([log[:end], written_bar])
         untouched = end + jnp.arange(num_slots, dtype=jnp.int32)
     touched = groups.slots[:, : logged_rows(num_slots, groups)]
-    next_rows = jax.lax.platform_dependent(
-        touched, untouched, cpu=_next_in_turn, default=_next_by_sort
-    )
+    next_rows = by_platform(cpu=_next_in_turn, default=_next_by_sort)(touched, untouched)
 
     runs = groups if ops.runs is None else ops.runs(groups, rows.weights, next_rows)
 
@@ -228,7 +218,7 @@ def _next_by_sort(
     return next_rows.reshape(touched.shape)
 
 
-_scan.defvjp(_scan_forward, _scan_backward, symbolic_zeros=True)
+value_scan.defvjp(_scan_forward, _scan_backward, symbolic_zeros=True)
 
 
 def _is_zero(x: object) -> bool:

@@ -78,6 +78,7 @@ def slot_write(
     if scales is not None:
         steps = scales * steps
     gradients = -steps[:, :, None] * errors[:, None, :]
+    # Rows that no token read stay where they are.
     if write.is_sparse:
         return values.at[slot_ids].add(-write.learning_rate * gradients, mode="promise_in_bounds")
     gradient = jnp.zeros_like(values).at[slot_ids].add(gradients, mode="promise_in_bounds")

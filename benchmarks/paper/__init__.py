@@ -1,0 +1,1 @@
+"""Figures of the paper that are computed, and compared, without a model of its size."""

@@ -1,0 +1,28 @@
+"""`fwpkm configs`: lists the shipped configs, with the first line of each file."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fwpkm_jax.cli.options import parse_options
+from fwpkm_jax.config import shipped_configs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigsOptions:
+    """Lists the configs that `fwpkm train` knows by name."""
+
+
+def main(arguments: Sequence[str], program: str = "fwpkm configs") -> int:
+    """Prints the names; returns the program's exit code."""
+    parse_options(ConfigsOptions, arguments, program)
+    by_file = sorted(shipped_configs().items(), key=lambda item: (item[1], item[0]))
+    for path, configs in itertools.groupby(by_file, key=lambda item: item[1]):
+        about = ast.get_docstring(ast.parse(path.read_text())) or ""
+        print(textwrap.fill("  ".join(name for name, _ in configs), 80, break_on_hyphens=False))
+        print(f"    {about.partition(chr(10))[0]}")
+    return 0

@@ -1,1 +1,0 @@
-"""Continual learning: loss of all domains after each domain was read."""

@@ -1,1 +1,0 @@
-"""Dynamic evaluation: all slow weights take gradient steps on the text that was read."""

@@ -1,1 +1,0 @@
-"""Histograms and maps of the gates."""

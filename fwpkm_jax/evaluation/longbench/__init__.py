@@ -1,1 +1,0 @@
-"""LongBench: perplexity of answers to questions about long texts."""

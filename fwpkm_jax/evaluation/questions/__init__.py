@@ -1,1 +1,0 @@
-"""Benchmarks that ask questions about texts: LAMBADA, RULER, BABILong, LongBench's own scores."""

@@ -1,0 +1,1 @@
+"""Files and the terminal: what comes in from outside, and what goes out."""

@@ -1,0 +1,242 @@
+"""Files and folders that are whole or absent, whatever happens while they are written.
+
+Every writer of this package comes here, because a folder may be a stranger's: what lies in it may
+be a link to somewhere else. Nothing is written through a link, and nothing is deleted or replaced
+but the name that was asked for and what this module made itself. Until it is complete, a file has
+a random name beside its own, made exclusively; a killed process leaves it, and the next write of
+the same file removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from fwpkm_jax.storage.addresses import scheme_of
+
+_ABANDONED = 60.0
+"""Seconds without a change after which an unfinished file that no process holds is removed."""
+
+
+def check_local(path: str | Path, name: str = "") -> None:
+    """Raises ValueError for the address of a bucket or a server, which is no path of this machine.
+
+    Args:
+      path: what the user gave; a `Path` of an address counts, too.
+      name: what the message calls it; "": nothing.
+    """
+    if scheme_of(path) is not None:
+        given = f"{name}={str(path)!r}" if name else repr(str(path))
+        raise ValueError(
+            f"{given} is an address, and files are read and written by paths of this machine only; "
+            "mount the bucket (for example with gcsfuse) and give its path."
+        )
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[IO[bytes]]:
+    """A new file that gets the name `path`, in place of what has it, once the body ends.
+
+    If the body raises, the new file is gone and what was there before stays.
+
+    Raises:
+      OSError: it cannot be written.
+      ValueError: `path` is an address.
+    """
+    path = Path(path)
+    check_local(path)
+    remove_unfinished(path, after=_ABANDONED)
+    temporary = path.with_name(f"{_start(path)}{secrets.token_hex(8)}.tmp")
+    number = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(number, "w+b") as file:
+            with contextlib.suppress(OSError):  # A file system without locks.
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+            file.flush()
+            os.fsync(number)  # Or the name may reach the disk before the contents.
+            temporary.replace(path)
+        _to_disk(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def is_unfinished(found: Path, path: Path) -> bool:
+    """Whether `found` is a file that `replacing(path)` had not finished."""
+    name = re.escape(_start(path)) + r"[0-9a-f]{16}\.tmp"
+    return re.fullmatch(name, found.name) is not None and found.parent == path.parent
+
+
+def _start(path: Path) -> str:
+    """How the names of a file begin while it is unfinished; not longer than a name may be."""
+    return f".{path.name[:100]}."
+
+
+def remove_unfinished(path: Path, *, after: float = 0.0) -> None:
+    """Removes what killed processes left of earlier writes of a file.
+
+    Args:
+      path: of the file.
+      after: seconds without a change; 0 where the caller holds a lock that all writers need.
+    """
+    with contextlib.suppress(OSError):
+        start = _start(path)
+        for name in os.listdir(path.parent):
+            if name.startswith(start) and is_unfinished(path.with_name(name), path):
+                _remove_if_abandoned(path.with_name(name), after)
+
+
+def _remove_if_abandoned(path: Path, after: float) -> None:
+    with contextlib.suppress(OSError):
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            facts = os.fstat(number)
+            silent = time.time() - facts.st_mtime >= after
+            if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1 and silent:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+        finally:
+            os.close(number)
+
+
+def _to_disk(path: Path) -> None:
+    """Returns once a file, or the names in a folder, are on disk; not every file system can."""
+    with contextlib.suppress(OSError):
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+@contextlib.contextmanager
+def new_folder(folder: str | Path, *, may_be_empty: bool = False) -> Iterator[Path]:
+    """A new folder that gets the name `folder` once the body ends.
+
+    If the body raises, the folder is gone. A killed process leaves one with a random name,
+    `FOLDER.partial-...`, which nobody removes: delete it once no such command runs.
+
+    Args:
+      folder: that is to be there.
+      may_be_empty: an empty folder may have the name, and is replaced.
+
+    Raises:
+      FileExistsError: there is something of that name, also if it appeared meanwhile.
+      ValueError: `folder` is an address.
+      OSError: it cannot be made.
+    """
+    folder = Path(folder)
+    check_local(folder)
+    if not may_be_empty:
+        check_new(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f"{folder.name}.partial-{secrets.token_hex(8)}")
+    partial.mkdir()
+    try:
+        yield partial
+        _tree_to_disk(partial)
+        if not may_be_empty:
+            check_new(folder)
+        try:
+            partial.rename(folder)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise _exists(folder) from error
+            raise
+        _to_disk(folder.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def check_new(folder: Path) -> None:
+    """Raises FileExistsError if anything has this name."""
+    if os.path.lexists(folder):
+        raise _exists(folder)
+
+
+def _exists(folder: Path) -> FileExistsError:
+    return FileExistsError(f"{folder} exists; choose a folder that does not.")
+
+
+def _tree_to_disk(folder: Path) -> None:
+    for place, _, files in os.walk(folder):
+        for name in (*files, ""):
+            _to_disk(Path(place, name))
+
+
+def open_own(path: str | Path, flags: int) -> int:
+    """The descriptor of a plain file that stays in its place: a lock, a log, a file in parts.
+
+    Args:
+      path: of the file.
+      flags: as for `os.open`; a link is never followed, whatever they are.
+
+    Raises:
+      ValueError: there is a link, a second name of another file, or no file at all in its place.
+      OSError: it cannot be opened.
+    """
+    path = Path(path)
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        number = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise _no_plain_file(path) from error
+        raise
+    facts = os.fstat(number)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
+        os.close(number)
+        raise _no_plain_file(path)
+    return number
+
+
+def _no_plain_file(path: Path) -> ValueError:
+    what = "is a link" if path.is_symlink() else "is not a plain file with one name"
+    return ValueError(f"{path} {what}, and nothing is written through it; remove it and try again.")
+
+
+def own_folder(path: str | Path) -> Path:
+    """A folder in another one, made if it is not there; never a link to somewhere else.
+
+    Raises:
+      ValueError: something else has this name.
+      OSError: it cannot be made.
+    """
+    path = Path(path)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        what = "is a link" if path.is_symlink() else "is a file"
+        raise ValueError(
+            f"{path} {what}; a run writes inside its own folder only. Put a folder in its place."
+        )
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text: a reader finds the old file or the new one."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a value as `write_text` does.
+
+    Raises:
+      ValueError: there is a NaN or an infinity in it.
+    """
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,0 +1,52 @@
+"""What is imported when it is first used: public names, and packages that extras install."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A package's `__getattr__` and `__dir__` (PEP 562), which import its names on first use.
+
+    Args:
+      package: its `__name__`.
+      modules: the public names by the module that defines them.
+    """
+    homes = {name: module for module, names in modules.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(homes[name]), name)
+        setattr(sys.modules[package], name, value)  # The next use finds it without this function.
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    return get, names
+
+
+def import_extra(name: str, what: str, *, extra: str) -> Any:
+    """A package, or a module in it, that one of this package's extras installs.
+
+    Args:
+      name: of the module.
+      what: what it does, for the message: "Chat templates are filled in".
+      extra: that installs it.
+
+    Raises:
+      ImportError: it is not installed; the message names the extra.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"{what} by the package {name.split('.')[0]}, which is not installed; in a checkout of "
+            f"fwpkm_jax run: pip install -e '.[{extra}]'"
+        ) from error

@@ -1,0 +1,1 @@
+"""The texts that the paper trains and evaluates on, for `fwpkm_jax.data.prepare`."""

@@ -1,0 +1,178 @@
+"""LongCrawl64: documents of 65,536 GPT-2 tokens, decoded so that they can be tokenised again.
+
+It comes as Zarr arrays (format 2) `[documents, 65536]` of uint16 in chunks of 2048 x 2048, or as
+flat files of uint16 in which an end of text follows each document.
+
+References: Buckman 2024, manifestai.com/articles/longcrawl64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.prepare.command import AbstractRange
+from fwpkm_jax.data.prepare.sources import Part, Source, select
+from fwpkm_jax.data.streams.files import LocalFile
+from fwpkm_jax.data.streams.formats import Piece
+from fwpkm_jax.data.tokenizers import Tokenizer
+from fwpkm_jax.paper.data.gpt2 import EOS_ID, Gpt2Decoder
+from fwpkm_jax.paper.data.zarr_array import ZarrArray
+
+WANTED = (
+    "train.zarr or heldout.zarr of huggingface.co/datasets/clankur/longcrawl64 with the file "
+    ".zarray and all chunks of the rows you want"
+)
+
+_WINDOW = 2**22  # Tokens of a flat file that are read together.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongCrawl64(AbstractRange):
+    """LongCrawl64: a Zarr folder or a flat .bin file of GPT-2 tokens, tokenised anew."""
+
+    vocabulary: Path
+    """GPT-2's encoder.json."""
+    missing_chunks: Literal["refuse", "skip"] = "refuse"
+    """skip: leave out the documents whose chunks were not downloaded, 2048 at a time."""
+
+    def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
+        source = longcrawl64(
+            self.input,
+            vocabulary=self.vocabulary,
+            missing_chunks=self.missing_chunks,
+            start=self.skip_documents,
+            stop=self.stop,
+        )
+        yield self.out, source, None
+
+
+@dataclass(frozen=True)
+class ZarrRows:
+    """The documents of one row of chunks; needs their memory, 256 MiB at the published size."""
+
+    path: Path
+    name: str
+    row: int
+    array: ZarrArray
+    decoder: Gpt2Decoder
+
+    @property
+    def files(self) -> dict[str, LocalFile]:
+        return {
+            name: LocalFile(str(path), path) for name, path in self.array.chunks(self.row).items()
+        }
+
+    def count(self) -> int:
+        return self.array.rows(self.row)[1] - self.array.rows(self.row)[0]
+
+    def read(self, tokenizer: Tokenizer, start: Place) -> Iterator[Piece]:
+        del tokenizer
+        first, last = self.array.rows(self.row)
+        tokens = self.array.read(first + start.record, last)
+        for record, document in enumerate(tokens, start=start.record):
+            yield from _pieces(record, document, self.decoder, name=self.name, start=start)
+
+
+@dataclass(frozen=True)
+class FlatTokens:
+    """The documents of a file of uint16, each up to its end of text."""
+
+    path: Path
+    name: str
+    decoder: Gpt2Decoder
+
+    @property
+    def files(self) -> dict[str, LocalFile]:
+        return {self.name: LocalFile(str(self.path), self.path)}
+
+    def count(self) -> int:
+        return sum(1 for _ in self._documents())
+
+    def read(self, tokenizer: Tokenizer, start: Place) -> Iterator[Piece]:
+        del tokenizer
+        for record, document in enumerate(self._documents()):
+            if record >= start.record:
+                yield from _pieces(record, document, self.decoder, name=self.name, start=start)
+
+    def _documents(self) -> Iterator[np.ndarray]:
+        if self.path.stat().st_size % 2:
+            raise ValueError(f"{self.path} ends within a token of two bytes; download it again.")
+        with self.path.open("rb") as file:
+            rest = np.zeros(0, np.uint16)
+            while len(window := np.fromfile(file, "<u2", _WINDOW)):
+                *whole, tail = np.split(window, np.flatnonzero(window == EOS_ID) + 1)
+                for document in whole:
+                    yield np.concatenate([rest, document])
+                    rest = rest[:0]
+                rest = np.concatenate([rest, tail])
+        if len(rest):
+            yield rest
+
+
+def longcrawl64(
+    path: str | Path,
+    *,
+    vocabulary: str | Path,
+    missing_chunks: Literal["refuse", "skip"] = "refuse",
+    start: int = 0,
+    stop: int | None = None,
+) -> Source:
+    """The documents in stored order; stored rows are split at ends of text.
+
+    Args:
+      path: a Zarr folder, or a flat `.bin` file.
+      vocabulary: GPT-2's `encoder.json`.
+      missing_chunks: "refuse": a missing chunk file is an error; "skip": its row of chunks, 2048
+        documents, is left out. Zarr itself would read zeros.
+      start: first document to read.
+      stop: first document after those to read.
+
+    Raises:
+      FileNotFoundError: there is no array or vocabulary.
+      ValueError: chunks are missing, or the array is of another kind.
+    """
+    path, decoder = Path(path).expanduser(), Gpt2Decoder(vocabulary)
+    settings: dict[str, Any] = {"vocabulary_sha256": decoder.sha256}
+    parts: list[Part]
+    if path.suffix == ".bin" and path.is_file():
+        parts = [FlatTokens(path, path.name, decoder)]
+    else:
+        array = ZarrArray.open(path, wanted=WANTED)
+        rows = range(array.num_rows_of_chunks)
+        missing = {
+            row: names
+            for row in rows
+            if (names := [n for n, file in array.chunks(row).items() if not file.is_file()])
+        }
+        if missing and (missing_chunks == "refuse" or len(missing) == len(rows)):
+            first = next(iter(missing.values()))[0]
+            raise ValueError(
+                f"{path} lacks {sum(map(len, missing.values()))} chunk files in {len(missing)} of "
+                f"{len(rows)} rows of chunks, {first} the first; download them, or pass "
+                "missing_chunks=skip to leave out the documents of those rows."
+            )
+        settings |= {"shape": list(array.shape), "rows_of_chunks_skipped": len(missing)}
+        parts = [
+            ZarrRows(path, f"{path.name}/{row}", row, array, decoder)
+            for row in rows
+            if row not in missing
+        ]
+    return Source(
+        name="longcrawl64", spans=select(parts, start=start, stop=stop), settings=settings
+    )
+
+
+def _pieces(
+    record: int, tokens: np.ndarray, decoder: Gpt2Decoder, *, name: str, start: Place
+) -> Iterator[Piece]:
+    """The texts between the ends of text that are not empty."""
+    for number, part in enumerate(np.split(tokens, np.flatnonzero(tokens == EOS_ID))):
+        place = Place(record, number)
+        if place >= start and (text := decoder.decode(part[part != EOS_ID])):
+            yield Piece(place, text, f"{name}:{record + 1}")

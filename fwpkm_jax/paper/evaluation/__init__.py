@@ -1,0 +1,1 @@
+"""The paper's evaluations that nothing else uses."""

@@ -1,1 +1,0 @@
-"""One file per operation, each with its `ENTRY`."""

@@ -1,0 +1,1 @@
+from tests.data.prepare.conftest import goes_on, texts_of, vocabulary  # noqa: F401

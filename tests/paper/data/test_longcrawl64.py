@@ -1,0 +1,181 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+import tensorstore
+
+from fwpkm_jax.data.prepare import Source, select
+from fwpkm_jax.paper.data.gpt2 import Gpt2Decoder
+from fwpkm_jax.paper.data.longcrawl64 import longcrawl64
+
+END = 50_256
+# As published, but for the sizes: 6609334 x 65536 in chunks of 2048 x 2048.
+METADATA = {
+    "chunks": [3, 4],
+    "compressor": {"blocksize": 0, "clevel": 5, "cname": "lz4", "id": "blosc", "shuffle": 1},
+    "dtype": "<u2",
+    "fill_value": 0,
+    "filters": None,
+    "order": "C",
+    "shape": [7, 10],
+    "zarr_format": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def decoder(vocabulary):
+    return Gpt2Decoder(vocabulary)
+
+
+@pytest.fixture
+def rows():
+    """Seven documents of ten letters; the fifth row holds two and a blank one."""
+    rows = np.random.default_rng(0).integers(32, 58, (7, 10)).astype(np.uint16)
+    rows[4, [0, 4, 5]] = END
+    return rows
+
+
+@pytest.fixture
+def array(tmp_path, rows):
+    path = tmp_path / "train.zarr"
+    store = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path)}}
+    tensorstore.open({**store, "metadata": METADATA}, create=True).result()[...] = rows
+    assert {**json.loads((path / ".zarray").read_text()), **METADATA} == json.loads(
+        (path / ".zarray").read_text()
+    )
+    return path
+
+
+@pytest.fixture
+def expected(rows, decoder):
+    texts = [decoder.decode(row) for row in rows]
+    texts[4:5] = [decoder.decode(rows[4, 1:4]), decoder.decode(rows[4, 6:])]
+    return texts
+
+
+def test_a_document_is_a_row_cut_at_its_ends_of_text(array, vocabulary, expected, texts_of):
+    assert all(text.isalpha() for text in expected)
+    assert texts_of(longcrawl64(array, vocabulary=vocabulary)) == expected
+
+
+def test_limits_count_rows(array, vocabulary, expected, texts_of):
+    source = longcrawl64(array, vocabulary=vocabulary, start=2, stop=5)
+    assert texts_of(source) == expected[2:6]
+
+
+def test_every_document_can_be_gone_on_from(array, vocabulary, goes_on):
+    for span in longcrawl64(array, vocabulary=vocabulary).spans:
+        assert len({piece.place.record for piece in goes_on(span.part)}) == span.part.count()
+
+
+def test_the_inputs_are_the_chunks_that_were_read(array, vocabulary):
+    parts = [span.part for span in longcrawl64(array, vocabulary=vocabulary).spans]
+    assert [sorted(part.files) for part in parts] == [
+        [f"train.zarr/{row}.{column}" for column in range(3)] for row in range(3)
+    ]
+    assert all(file.path.is_file() for part in parts for file in part.files.values())
+
+
+def test_missing_chunks_are_not_read_as_zeros(array, vocabulary, expected, texts_of):
+    (array / "1.2").unlink()
+    with pytest.raises(ValueError, match=r"lacks 1 chunk files in 1 of 3 rows of chunks, .*1\.2"):
+        longcrawl64(array, vocabulary=vocabulary)
+    source = longcrawl64(array, vocabulary=vocabulary, missing_chunks="skip")
+    assert texts_of(source) == expected[:3] + expected[7:]
+    assert source.settings["rows_of_chunks_skipped"] == 1
+    for chunk in array.glob("[0-9]*"):
+        chunk.unlink()
+    with pytest.raises(ValueError, match="lacks 9 chunk files in 3 of 3"):
+        longcrawl64(array, vocabulary=vocabulary, missing_chunks="skip")
+
+
+def test_a_damaged_chunk_is_named(array, vocabulary, texts_of):
+    (array / "2.0").write_bytes((array / "2.0").read_bytes()[:-3])
+    with pytest.raises(ValueError, match=r"train\.zarr: rows 6 to 7 cannot be read"):
+        texts_of(longcrawl64(array, vocabulary=vocabulary))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "<i4"}, r"\(2, '<i4', 'C', 2\), not"),
+        ({"shape": [7]}, r"\(2, '<u2', 'C', 1\), not"),
+        ({"zarr_format": 3}, r"\(3, '<u2', 'C', 2\), not"),
+        ({"chunks": None}, "describes no array"),
+    ],
+)
+def test_an_array_of_another_kind_is_refused(array, vocabulary, change, message):
+    (array / ".zarray").write_text(json.dumps({**METADATA, **change}))
+    with pytest.raises(ValueError, match=message):
+        longcrawl64(array, vocabulary=vocabulary)
+
+
+def test_a_flat_file_holds_documents_each_with_its_end(
+    tmp_path, vocabulary, decoder, rows, texts_of, monkeypatch
+):
+    documents = [rows[0], rows[1][:0], rows[2], rows[3][:1]]
+    tokens = np.concatenate([np.append(document, END) for document in documents] + [rows[5]])
+    (tmp_path / "val.bin").write_bytes(tokens.astype("<u2").tobytes())
+    expected = [decoder.decode(row) for row in (rows[0], rows[2], rows[3][:1], rows[5])]
+    for window in (4, 11, 1000):
+        monkeypatch.setattr("fwpkm_jax.paper.data.longcrawl64._WINDOW", window)
+        source = longcrawl64(tmp_path / "val.bin", vocabulary=vocabulary)
+        assert texts_of(source) == expected
+        part = source.spans[0].part
+        assert part.count() == 5
+        assert texts_of(Source(name="rest", spans=select([part], start=2))) == expected[1:]
+    (tmp_path / "val.bin").write_bytes(b"abc")
+    with pytest.raises(ValueError, match=r"val\.bin ends within a token"):
+        texts_of(longcrawl64(tmp_path / "val.bin", vocabulary=vocabulary))
+
+
+def test_ids_of_another_tokenizer_are_refused(array, tmp_path, vocabulary, texts_of):
+    (tmp_path / "val.bin").write_bytes(np.asarray([50_257], "<u2").tobytes())
+    with pytest.raises(ValueError, match="token id 50257 is not one of GPT-2's 50257"):
+        texts_of(longcrawl64(tmp_path / "val.bin", vocabulary=vocabulary))
+
+
+def test_what_is_missing_is_said_with_its_address(tmp_path, array, vocabulary):
+    with pytest.raises(FileNotFoundError, match=r"no.zarr/\.zarray; .*clankur/longcrawl64"):
+        longcrawl64(tmp_path / "no.zarr", vocabulary=vocabulary)
+    with pytest.raises(FileNotFoundError, match=r"no\.json; download .*encoder\.json"):
+        longcrawl64(array, vocabulary=tmp_path / "no.json")
+
+
+def test_without_its_package_the_extra_is_named(array, vocabulary, monkeypatch, texts_of):
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[data\]'"):
+        texts_of(longcrawl64(array, vocabulary=vocabulary))
+
+
+def test_pieces_spell_bytes_as_gpt2_does(decoder, vocabulary):
+    # From GPT-2's published vocabulary: Ġ is a space, Ċ a line feed, Ń the byte 0xad.
+    pieces = json.loads(vocabulary.read_text())
+    for symbol, byte in {"!": b"!", "Ġ": b" ", "Ċ": b"\n", "Ń": b"\xad", "ĉ": b"\t"}.items():
+        assert decoder._pieces[pieces[symbol]] == byte
+    assert {decoder._pieces[token_id] for token_id in range(256)} == {
+        bytes([byte]) for byte in range(256)
+    }
+    assert decoder.decode(np.asarray([pieces["Ã"], pieces["©"], pieces["Ġ!AA"]])) == "é !AA"
+
+
+def test_a_character_that_was_cut_reads_as_a_replacement(decoder, vocabulary):
+    pieces = json.loads(vocabulary.read_text())
+    assert decoder.decode(np.asarray([pieces["A"], pieces["Ã"]])) == "A\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "is not GPT-2's vocabulary"),
+        ('{"a": 0, "<|endoftext|>": 1}', "is not GPT-2's vocabulary"),
+        ('{"\\u4e00": 0}', "maps no pieces to ids"),
+        ("[1]", "maps no pieces to ids"),
+        ("{", "maps no pieces to ids"),
+    ],
+)
+def test_a_file_that_is_not_gpt2s_vocabulary_is_refused(tmp_path, content, message):
+    (tmp_path / "v.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        Gpt2Decoder(tmp_path / "v.json")

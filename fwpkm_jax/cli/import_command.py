@@ -1,4 +1,4 @@
-"""`fwpkm import weights FOLDER RUN`, `release CHECKPOINT RUN`, `hf FOLDER RUN`.
+"""`fwpkm import weights FOLDER RUN`, `release CHECKPOINT RUN`, `hf FOLDER RUN`, `gguf FILE RUN`.
 
 Each starts a run from existing weights; `fwpkm train --resume RUN` continues its training.
 """
@@ -14,6 +14,7 @@ import tyro
 
 from fwpkm_jax.cli.options import FolderArgument, PluginOptions, RunArgument, parse_options
 from fwpkm_jax.interchange import read_folder, start_run
+from fwpkm_jax.interchange.gguf import import_gguf
 from fwpkm_jax.interchange.hf import import_model
 from fwpkm_jax.interchange.hf.model_folder import ParameterDtype
 from fwpkm_jax.interchange.imported_run import check_empty
@@ -86,10 +87,30 @@ class ImportHF:
             import_model(folder, self.run, dtype=self.dtype, mesh=self.mesh, revision=self.revision)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImportGGUF:
+    """Starts a run from a model in one GGUF file, whose quantised weights become float32: Llama 2
+    and 3, Mistral, SmolLM2, Qwen2 and Qwen3."""
+
+    file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
+    """The file, with its tokenizer."""
+    run: RunArgument
+    """New run directory. It may lie in a bucket."""
+    dtype: ParameterDtype | None = None
+    """Dtype of the matrices. None: float32."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    """The devices that the weights are read onto; each device reads its part only."""
+
+    def start(self) -> None:
+        check_empty(self.run)
+        import_gguf(self.file, self.run, dtype=self.dtype, mesh=self.mesh)
+
+
 _Source = (
     Annotated[ImportWeights, tyro.conf.subcommand("weights")]
     | Annotated[ImportRelease, tyro.conf.subcommand("release")]
     | Annotated[ImportHF, tyro.conf.subcommand("hf")]
+    | Annotated[ImportGGUF, tyro.conf.subcommand("gguf")]
 )
 
 

@@ -7,7 +7,6 @@ file.
 
 from __future__ import annotations
 
-import importlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +21,9 @@ from fwpkm_jax.interchange.hf.imported import import_model
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import ParameterDtype
 from fwpkm_jax.interchange.hf.settings import model_config
+from fwpkm_jax.io.untrusted import OutsideFileError, reading, shown, size_of
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.outside_files import OutsideFileError, reading, shown, size_of
+from fwpkm_jax.lazy_imports import import_extra
 
 _FETCH = "fetch the file again"
 _OTHER_MODEL = "import the model's folder with `fwpkm import hf`"
@@ -130,13 +130,7 @@ class GGUFFile(Mapping[str, Tensor]):
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        try:
-            self._gguf: Any = importlib.import_module("gguf")
-        except ImportError as error:
-            raise ImportError(
-                f"{path} is read by the package gguf, which is not installed; run "
-                "pip install -e '.[gguf]'."
-            ) from error
+        self._gguf = import_extra("gguf", "GGUF files are read", extra="gguf")
         if size_of(self.path) < _LEAST_BYTES:
             raise OutsideFileError(self.path, "is too short for a GGUF file", otherwise=_FETCH)
         with reading(self.path, problem="is no GGUF file", otherwise=_FETCH):

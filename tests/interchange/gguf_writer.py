@@ -33,10 +33,16 @@ def byte_tokens() -> list[str]:
     return [names[x] for x in range(256)]
 
 
-def tensors_of(model_type: str, *, tied: bool = True, seed: int = 0) -> dict[str, np.ndarray]:
+def head_dim_of(model_type: str) -> int:
+    """The transformers library takes 128 for every Qwen3 in this format, whatever the file says."""
+    return 128 if model_type == "qwen3" else CONFIG["head_dim"]
+
+
+def tensors_of(model_type: str, *, tied: bool = True) -> dict[str, np.ndarray]:
     """Weights under the names of the transformers library."""
     values = {"model_type": model_type, **CONFIG, "tie_word_embeddings": tied}
-    rng, made = np.random.default_rng(seed), {}
+    values["head_dim"] = head_dim_of(model_type)
+    rng, made = np.random.default_rng(0), {}
     for part in parts(model_config(values), FAMILIES[model_type]).values():
         for name, shape in zip(part.names, part.shapes, strict=True):
             scale = 0.3 if len(shape) > 1 else 1.0
@@ -63,9 +69,9 @@ def write_gguf(
         "feed_forward_length": CONFIG["intermediate_size"],
         "attention.head_count": CONFIG["num_attention_heads"],
         "attention.head_count_kv": CONFIG["num_key_value_heads"],
-        "rope.dimension_count": CONFIG["head_dim"],
-        "attention.key_length": CONFIG["head_dim"],
-        "attention.value_length": CONFIG["head_dim"],
+        "rope.dimension_count": head_dim_of(architecture),
+        "attention.key_length": head_dim_of(architecture),
+        "attention.value_length": head_dim_of(architecture),
         "vocab_size": CONFIG["vocab_size"],
     }
     for key, value in keys.items():

@@ -28,7 +28,7 @@ from fwpkm_jax.data.streams.hub import (
 )
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
 from fwpkm_jax.io.atomic import replacing
-from fwpkm_jax.io.untrusted import OutsideFileError, read_text, shown
+from fwpkm_jax.io.untrusted import OutsideFileError, read_text, shown, without_login
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DONE = "Models of the hub are fetched and pushed"
@@ -215,4 +215,4 @@ def push_folder(folder: Path, name: str, *, private: bool = False) -> str:
             commit_message=f"Exported by fwpkm_jax {__version__}",
             delete_patterns=["*.safetensors", "*.safetensors.index.json"],
         )
-    return str(commit.commit_url)
+    return without_login(shown(commit.commit_url))

@@ -68,6 +68,13 @@ def test_a_jobset_has_the_fields_and_types_of_its_resource_definition(kind):
     assert rule["onExitCodes"]["values"] == [2]
     (policy,) = manifest["spec"]["failurePolicy"]["rules"]
     assert policy["onJobFailureReasons"] == ["PodFailurePolicy"]
+    # Nobody's rights but a user's, and no token of the cluster.
+    spec = pods["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] > 0
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     job["backofLimit"] = 0
     with pytest.raises(jsonschema.ValidationError, match="backofLimit"):
         jsonschema.validate(manifest, schema, jsonschema.Draft7Validator)

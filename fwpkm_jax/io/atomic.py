@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from fwpkm_jax.io.untrusted import without_login
 from fwpkm_jax.storage.addresses import scheme_of
 
 _ABANDONED = 60.0
@@ -37,7 +38,8 @@ def check_local(path: str | Path, name: str = "") -> None:
       name: what the message calls it; "": nothing.
     """
     if scheme_of(path) is not None:
-        given = f"{name}={str(path)!r}" if name else repr(str(path))
+        given = repr(without_login(str(path)))
+        given = f"{name}={given}" if name else given
         raise ValueError(
             f"{given} is an address, and files are read and written by paths of this machine only; "
             "mount the bucket (for example with gcsfuse) and give its path."

@@ -20,7 +20,7 @@ MOST_JSON_BYTES = 2**23
 MOST_DEPTH = 100
 """Of lists and objects within each other in a JSON file."""
 _MOST_SHOWN = 300
-_WEB_ADDRESS = re.compile(r"(https?://)(?:[^/@\s]*@)?([^?\s'\")]*)(?:\?[^\s'\")]*)?")
+_WEB_ADDRESS = re.compile(r"(https?:/+)(?:[^/\s]*@)?([^?\s'\")]*)(?:\?[^\s'\")]*)?", re.I)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 

@@ -25,6 +25,8 @@ class SmallHub:
       private, gated: names that want a login.
       asked: lines "GET /path" in order.
       cuts: of how many downloads of weights the connection is lost halfway.
+      lies: what answers say in place of the truth: "sha" of a model, "path" of one more file,
+        "etag" and "commit" in the headers of files, "body" of the weights.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class SmallHub:
         self.large: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.cuts = 0
+        self.lies: dict[str, str] = {}
 
     def commit(self, name: str, files: dict[str, bytes]) -> str:
         """Adds a commit with exactly these files; returns its hash."""
@@ -114,7 +117,8 @@ class _Handler(loopback.Handler):
             case ["api", "models", owner, name, "revision", revision]:
                 found = self._commit(f"{owner}/{name}", revision)
                 if found is not None:
-                    self._json({"id": f"{owner}/{name}", "sha": found[0], "siblings": []})
+                    sha = self.hub.lies.get("sha", found[0])
+                    self._json({"id": f"{owner}/{name}", "sha": sha, "siblings": []})
             case ["api", "datasets", owner, name, *rest] if rest[:1] in ([], ["revision"]):
                 found = self._commit(f"datasets/{owner}/{name}", (*rest, "main")[1 if rest else 0])
                 if found is not None:
@@ -130,7 +134,8 @@ class _Handler(loopback.Handler):
             case ["api", "models", owner, name, "tree", revision, *_]:
                 found = self._commit(f"{owner}/{name}", revision)
                 if found is not None:
-                    self._json([_entry(path, x) for path, x in found[1].items()])
+                    more = [(self.hub.lies["path"], b"")] if "path" in self.hub.lies else []
+                    self._json([_entry(path, x) for path, x in [*found[1].items(), *more]])
             case [owner, name, "resolve", revision, *path]:
                 found = self._commit(f"{owner}/{name}", revision)
                 if found is not None:
@@ -146,8 +151,11 @@ class _Handler(loopback.Handler):
         body, begin = files[path], 0
         if (asked := self.headers.get("Range", "")).startswith("bytes="):
             begin = int(asked.removeprefix("bytes=").split("-")[0])
-        etag = f'"{hashlib.sha256(body).hexdigest()}"'
-        whole, headers = body, {"X_Repo_Commit": commit, "ETag": etag}
+        etag = self.hub.lies.get("etag", hashlib.sha256(body).hexdigest())
+        headers = {"X_Repo_Commit": self.hub.lies.get("commit", commit), "ETag": f'"{etag}"'}
+        if path.endswith(".safetensors") and "body" in self.hub.lies:
+            body = body[:-1] + self.hub.lies["body"].encode()
+        whole = body
         body = body[begin:]
         headers["Content_Length"] = str(len(body))
         if begin:

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -222,8 +223,71 @@ def test_an_export_says_which_tokenizer_is_meant_and_what_a_model_without_attent
     assert not (folder / "tokenizer.model").exists()
     folder, said = exported("gone", str(tmp_path / "tokenizer.json"))
     assert "is not there any more; put it into the folder" in said
+    # A received configuration may name any file of its reader's.
+    (tmp_path / "credentials").write_text("secret")
+    for path in ("credentials", "credentials.json"):
+        (tmp_path / path).write_text('{"secret": 1}')
+        with pytest.raises(AssertionError):
+            exported("leaked", str(tmp_path / path))
+        assert capsys.readouterr().err.count("\n") == 1
+        assert not (tmp_path / "leaked").exists()
+    monkeypatch.setattr("fwpkm_jax.interchange.hf.exported.load_tokenizer", lambda _: missing())
+    folder, said = exported("unseen", str(tmp_path / "credentials"))
+    assert "is not looked at (it is not installed); put it into the folder" in said
+    assert not (folder / "credentials").exists()
     model = OURS  # With attention the line is not needed.
     assert {*config_text(model, context=64)["layer_types"]} != {"linear_attention"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("", "link", "is a link"),
+        ("", "file", "is no folder"),
+        ("", "dangling", "is a link"),
+        ("chat_template.jinja", "link", "is a link"),
+        ("chat_template.jinja", "dangling", "is a link"),
+        ("chat_template.jinja", "device", "is a link"),
+        ("chat_template.jinja", "pipe", "is no file of bytes on a disk"),
+        ("chat_template.jinja", "folder", "is a directory"),
+        ("chat_template.jinja", "large", "bytes, and at most"),
+        ("config.json", "link", "is a link"),
+        ("tensors.json", "pipe", "is no file of bytes on a disk"),
+        ("hub.json", "link", "is a link"),
+    ],
+)
+def test_an_export_takes_plain_files_of_a_received_run_only(
+    name, kind, message, folder, tmp_path, capsys
+):
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    assert program.main(["import", "hf", str(folder), str(run)]) == 0
+    path = run / "hf" / name
+    shutil.copytree(run / "hf", outside) if not name else outside.write_text("{}")
+    shutil.rmtree(path) if not name else path.unlink(missing_ok=True)
+    match kind:
+        case "link":
+            path.symlink_to(outside)
+        case "dangling":
+            path.symlink_to(tmp_path / "absent")
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "file":
+            path.write_text("{}")
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "large":
+            with path.open("wb") as file:
+                file.truncate(3 * 2**30)
+    capsys.readouterr()
+    assert program.main(["export", "hf", str(run), str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert f"{path} " in said
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "open_model.md"

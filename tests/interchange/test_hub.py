@@ -172,6 +172,77 @@ def test_what_the_hub_refuses_ends_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("lie", "value", "message"),
+    [
+        ("sha", "{mine}", "has the commit '/"),
+        ("sha", "../../../mine", "has the commit '../../../mine' at this hub, not 40 hexadecimal"),
+        ("path", "../../../../../mine", "has the file '../../../../../mine' at this hub"),
+        ("path", "{mine}", "has the file '/"),
+        ("etag", "{mine}", "has ETag '/"),
+        ("etag", "../../../mine", "has ETag '../../../mine' at this hub, which is no name of a"),
+        ("commit", "../../../../mine", "has X-Repo-Commit '../../../../mine' at this hub"),
+        ("commit", "c" * 40, "is of another commit than "),
+        ("body", "?", "and the hub states "),
+    ],
+)
+def test_a_hub_that_lies_writes_nothing_outside_the_cache_and_makes_no_run(
+    lie, value, message, hub, model, tmp_path, capsys
+):
+    (tmp_path / "mine").write_text("mine")
+    before = {x for x in tmp_path.rglob("*") if "cache" not in x.parts}
+    hub.add_folder(NAME, model)
+    hub.lies[lie] = value.format(mine=tmp_path / "mine")
+    code, said = run(capsys, "import", "hf", NAME, tmp_path / "run")
+    assert code == 2
+    assert message in said
+    assert said.count("\n") == 1
+    assert {x for x in tmp_path.rglob("*") if "cache" not in x.parts} == before
+    assert (tmp_path / "mine").read_text() == "mine"
+    hub.lies.clear()
+    code, said = run(capsys, "import", "hf", NAME, tmp_path / "run")
+    assert code == 0, said
+
+
+@pytest.mark.thorough
+def test_another_commit_than_the_one_that_was_asked_for_is_refused(hub, model, tmp_path, capsys):
+    old = hub.add_folder(NAME, model)
+    hub.lies["sha"] = hub.add_folder(NAME, model)
+    code, said = run(capsys, "import", "hf", NAME, tmp_path / "run", "--revision", old)
+    assert code == 2
+    assert f"has the commit {hub.lies['sha']} at this hub where {old} was asked for" in said
+    code, said = run(capsys, "import", "hf", NAME, tmp_path / "run", "--revision", "../a")
+    assert code == 2
+    assert "revision='../a' is no branch, tag or commit." in said
+
+
+@pytest.mark.thorough
+def test_a_hub_that_lies_after_a_lost_connection_is_refused_too(hub, model, tmp_path, capsys):
+    from huggingface_hub import close_session
+
+    hub.add_folder(NAME, model)
+    hub.lies["etag"] = "../../../mine"
+    assert run(capsys, "import", "hf", NAME, tmp_path / "run")[0] == 2
+    close_session()  # As the client does when a connection fails.
+    assert run(capsys, "import", "hf", NAME, tmp_path / "run")[0] == 2
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.thorough
+def test_a_branch_in_the_cache_does_without_the_hub(hub, model, tmp_path, capsys, monkeypatch):
+    commit = hub.add_folder(NAME, model)
+    assert run(capsys, "import", "hf", NAME, tmp_path / "run")[0] == 0
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    code, said = run(capsys, "import", "hf", NAME, tmp_path / "again")
+    assert code == 0, said
+    assert f"Fetched {NAME} at {commit}." in said
+    for file in (tmp_path / "cache").rglob("model-00002-*"):
+        file.unlink()
+    code, said = run(capsys, "import", "hf", NAME, tmp_path / "third")
+    assert code == 2
+    assert "http://127.0.0.1:9 cannot be asked" in said
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("logged_in")
 def test_a_run_is_pushed_with_its_card_and_comes_back_the_same(hub, model, tmp_path, capsys):

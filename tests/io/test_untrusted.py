@@ -4,9 +4,11 @@ import json
 import os
 import pickle
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
+from fwpkm_jax.io.atomic import check_local
 from fwpkm_jax.io.untrusted import (
     OutsideFileError,
     parse_json,
@@ -16,6 +18,7 @@ from fwpkm_jax.io.untrusted import (
     read_text,
     reading,
     shown,
+    without_login,
 )
 
 
@@ -104,3 +107,21 @@ def test_whatever_a_parser_raises_becomes_the_one_error(error):
         reading("a.bin", place="entry 3"),
     ):
         raise error
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://bob:SECRET@host/x",
+        "https://bob:p@SECRET@host/x",
+        "HTTPS://bob:SECRET@host/x",
+        "https:/bob:SECRET@host/x",  # As a `Path` has it.
+        "https://host/x?token=SECRET",
+    ],
+)
+def test_a_login_in_an_address_is_in_no_message(address):
+    assert without_login(f"{address} is away").lower().replace("//", "/") == "https:/host/x is away"
+    for given in (address, Path(address)):
+        with pytest.raises(ValueError, match="is an address") as raised:
+            check_local(given, "run_dir")
+        assert "SECRET" not in str(raised.value)

@@ -40,6 +40,12 @@ def test_only_the_job_that_publishes_may_and_only_a_checked_tag_is(jobs):
     assert all(job["timeout-minutes"] <= 30 for name, job in jobs.items() if name != "test")
 
 
+def test_actions_are_named_by_commit_as_a_tag_can_be_moved():
+    for path in FILE.parent.glob("*.yml"):
+        for line in re.findall(r"uses: (.*)", path.read_text()):
+            assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", line), f"{path.name}: {line}"
+
+
 def test_what_is_published_has_passed_every_test(jobs):
     whole = 'python -m pytest -q -n auto -m "slow or not slow"'
     assert commands(jobs["test"])[-2:] == [whole, f"{whole} lab/tests"]

@@ -7,12 +7,14 @@ after a lost connection. `HF_ENDPOINT` names another hub.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fwpkm_jax import __version__
 from fwpkm_jax.io.untrusted import OutsideFileError, shown, without_login
 from fwpkm_jax.lazy_imports import import_extra
 
@@ -20,6 +22,7 @@ HUB = "hf"
 """The scheme of addresses of the hub."""
 
 LOGIN = "log in with `hf auth login`"
+OTHER_HUB = "name another hub in HF_ENDPOINT"
 AGAIN = "run the command again: files that are whole are not fetched again"
 _FORM = f"{HUB}://datasets/OWNER/NAME[@REVISION][/FILE, FOLDER OR PATTERN]"
 _ADDRESS = re.compile(
@@ -73,14 +76,11 @@ def list_files(address: str) -> tuple[HubName, list[HubEntry]]:
     client = hub_client("Data sets of the hub are fetched")
     api = client.HfApi(library_name="fwpkm_jax")
     with asking(client, wanted.name, wanted.revision, what="data set"):
-        commit = _checked_commit(
-            wanted.name, api.dataset_info(wanted.name, revision=wanted.revision).sha
-        )
-        entries = list(
-            api.list_repo_tree(wanted.name, repo_type="dataset", revision=commit, recursive=True)
-        )
+        sha = api.dataset_info(wanted.name, revision=wanted.revision).sha
+        commit = checked_commit(wanted.name, sha, wanted.revision)
+        entries = files_at(client, api, wanted.name, commit, "dataset")
     repository = HubName(wanted.name, commit)
-    if _COMMIT.fullmatch(wanted.revision or "") is None:
+    if not is_commit(wanted.revision or ""):
         _LOGGER.warning(
             "%s is now commit %s; name %s to read the same files later.",
             wanted,
@@ -88,18 +88,67 @@ def list_files(address: str) -> tuple[HubName, list[HubEntry]]:
             repository,
         )
     return repository, [
-        HubEntry(x.path, x.size, x.lfs.sha256 if x.lfs else x.blob_id)
-        for x in entries
-        if isinstance(x, client.hf_api.RepoFile)
+        HubEntry(x.path, x.size, x.lfs.sha256 if x.lfs else x.blob_id) for x in entries
     ]
 
 
-def _checked_commit(name: str, sha: object) -> str:
-    """The commit that a hub names; refuses another form, because it becomes part of a path."""
-    if _COMMIT.fullmatch(str(sha)) is None:
+def is_commit(revision: str) -> bool:
+    """Whether a revision has the form of a commit, 40 hexadecimal digits."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
+def is_inside(path: str) -> bool:
+    """Whether a relative path, with slashes, stays in its folder."""
+    return "\\" not in path and not {"", ".", ".."} & {*path.split("/")}
+
+
+def checked_commit(name: str, sha: object, wanted: str | None) -> str:
+    """The commit that a hub names; refuses another form, because it becomes part of a path.
+
+    Args:
+      name: of the repository.
+      sha: what the hub names.
+      wanted: the revision that was asked for; if it is a commit, the hub must name the same.
+    """
+    if not is_commit(str(sha)):
         problem = f"has the commit {shown(repr(sha), 60)} at this hub, not 40 hexadecimal digits"
-        raise OutsideFileError(name, problem, otherwise="name another hub in HF_ENDPOINT")
+        raise OutsideFileError(name, problem, otherwise=OTHER_HUB)
+    if wanted is not None and is_commit(wanted) and sha != wanted:
+        problem = f"has the commit {sha} at this hub where {wanted} was asked for"
+        raise OutsideFileError(name, problem, otherwise=OTHER_HUB)
     return str(sha)
+
+
+def files_at(client: Any, api: Any, name: str, commit: str, kind: str) -> list[Any]:
+    """All files of a repository at a commit; refuses a path that leads outside, as it is joined.
+
+    Args:
+      client: from `hub_client`.
+      api: the client's `HfApi`.
+      name: of the repository.
+      commit: of it.
+      kind: "model" or "dataset".
+    """
+    tree = api.list_repo_tree(name, repo_type=kind, revision=commit, recursive=True)
+    files = [x for x in tree if isinstance(x, client.hf_api.RepoFile)]
+    for file in files:
+        if not is_inside(file.path):
+            problem = f"has the file {shown(file.path, 60)!r} at this hub, outside its folder"
+            raise OutsideFileError(name, problem, otherwise=OTHER_HUB)
+    return files
+
+
+def download(client: Any, name: str, path: str, commit: str, kind: str) -> Path:
+    """A file in the client's cache; one that is there is not fetched again. See `files_at`."""
+    found = client.hf_hub_download(
+        name,
+        path,
+        repo_type=kind,
+        revision=commit,
+        library_name="fwpkm_jax",
+        library_version=__version__,
+    )
+    return Path(found)
 
 
 def fetch_file(repository: HubName, path: str) -> Path:
@@ -109,15 +158,10 @@ def fetch_file(repository: HubName, path: str) -> Path:
       OSError: the hub cannot be reached, or refuses.
     """
     client = hub_client("Data sets of the hub are fetched")
-    with asking(client, repository.name, repository.revision, what="data set"):
-        found = client.hf_hub_download(
-            repository.name,
-            path,
-            repo_type="dataset",
-            revision=repository.revision,
-            library_name="fwpkm_jax",
-        )
-    return Path(found)
+    name, commit = repository
+    assert commit is not None
+    with asking(client, name, commit, what="data set"):
+        return download(client, name, path, commit, "dataset")
 
 
 def hub_client(done: str) -> Any:
@@ -131,7 +175,35 @@ def hub_client(done: str) -> Any:
     """
     for module in ("constants", "errors", "hf_api"):  # Become attributes of the package.
         import_extra(f"huggingface_hub.{module}", done, extra="hf")
-    return import_extra("huggingface_hub", done, extra="hf")
+    client, http = (
+        import_extra(f"huggingface_hub{x}", done, extra="hf") for x in ("", ".utils._http")
+    )
+    make = http._GLOBAL_CLIENT_FACTORY  # The user's own where there is one.
+    if getattr(make, "func", None) is not _checked_session:
+        client.set_client_factory(functools.partial(_checked_session, make))
+    return client
+
+
+def _checked_session(make: Callable[[], Any]) -> Any:
+    """A session of the client that refuses answers of which it would make paths."""
+    session = make()
+    hooks = session.event_hooks
+    session.event_hooks = {**hooks, "response": [*hooks.get("response", ()), _check_answer]}
+    return session
+
+
+def _check_answer(response: Any) -> None:
+    """Refuses headers that lead outside the cache: the client joins them to a path unchecked."""
+    if response.request.method != "HEAD":
+        return
+    for header in ("ETag", "X-Linked-ETag", "X-Repo-Commit"):
+        value = response.headers.get(header)
+        name = (value or "").lstrip("W/").strip('"')  # As the client takes it.
+        if value is not None and not (is_inside(name) and "/" not in name):
+            problem = f"has {header} {shown(name, 60)!r} at this hub, which is no name of a file"
+            raise OutsideFileError(
+                without_login(str(response.request.url)), problem, otherwise=OTHER_HUB
+            )
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from fwpkm_jax.interchange.hf.card import CARD, model_card
 from fwpkm_jax.interchange.hf.described import changes, config_text
 from fwpkm_jax.interchange.hf.families import FAMILIES
 from fwpkm_jax.interchange.hf.hub import check_push, push_folder
-from fwpkm_jax.interchange.hf.imported import KEPT, SMALL_FILES, TENSORS
+from fwpkm_jax.interchange.hf.imported import HUB, KEPT, SMALL_FILES, TENSORS
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
 from fwpkm_jax.interchange.hf.settings import model_config
@@ -89,11 +90,10 @@ def export_model(
             text = _described(experiment, run_dir)
             files = _tokenizer_files(experiment, say)
         else:
-            _refuse_links(kept, *kept.iterdir())
             text, original = (
                 read_json(kept / name, kind=dict) for name in ("config.json", TENSORS)
             )
-            there = [name for name in SMALL_FILES if (kept / name).exists()]
+            there = [name for name in SMALL_FILES if os.path.lexists(kept / name)]
             files = {name: read_bytes(kept / name, most=_MOST_SMALL) for name in there}
             _check_same(model, model_config(text), run_dir)
         run = load_run(run_dir, step, weights=weights)
@@ -193,20 +193,25 @@ def _kept_files(run_dir: Path) -> Iterator[Path | None]:
     """What the import kept, of the run or of the one it is based on; None if nobody imported it."""
     directory = run_dir
     with contextlib.ExitStack() as held:
-        while not (directory / KEPT).is_dir():
+        while not os.path.lexists(directory / KEPT):
             base = read_experiment(directory).base
             if base is None:
                 yield None
                 return
             directory = held.enter_context(run_folder(base, checkpoints="none"))
-        yield directory / KEPT
+        kept = directory / KEPT
+        _refuse_link(kept)
+        if not kept.is_dir():
+            raise OutsideFileError(kept, "is no folder", otherwise="import the model again")
+        for name in ("config.json", TENSORS, HUB, *SMALL_FILES):
+            _refuse_link(kept / name)
+        yield kept
 
 
-def _refuse_links(*paths: Path) -> None:
-    """Refuses links, by which a stranger's run could have files of the user's exported."""
-    for path in paths:
-        if path.is_symlink():
-            raise OutsideFileError(path, "is a link", otherwise="put what it names in its place")
+def _refuse_link(path: Path) -> None:
+    """Refuses a link, by which a stranger's run could have files of the user's exported."""
+    if path.is_symlink():
+        raise OutsideFileError(path, "is a link", otherwise="put what it names in its place")
 
 
 def _described(experiment: Experiment, run_dir: str | Path) -> dict[str, Any]:
@@ -221,23 +226,30 @@ def _described(experiment: Experiment, run_dir: str | Path) -> dict[str, Any]:
 
 
 def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict[str, bytes]:
-    """The run's tokenizer by file name; says which one is meant where there is no file."""
+    """The run's tokenizer by file name; says which one is meant where there is no file.
+
+    A run's configuration may name any file or object that its reader may read, so what is exported
+    is known to be a tokenizer.
+    """
     name = getattr(experiment.data, "tokenizer", BYTES)
     if name == BYTES:
         return {}
-    if scheme_of(name) is not None:
-        try:
-            return {name.rpartition("/")[2]: read_object(name, most=_MOST_SMALL)}
-        except FileNotFoundError:
-            say(f"The run's tokenizer, {name}, is not there any more; put it into the folder.")
-            return {}
     if name != MISTRAL_V1:
+        remote = scheme_of(name) is not None
         path = Path(name).expanduser()
-        if path.is_file():
-            with contextlib.suppress(ImportError):
-                load_tokenizer(str(path))  # A run's configuration may name any file of its reader.
-            return {path.name: read_bytes(path, most=_MOST_SMALL)}
-        say(f"The run's tokenizer, {path}, is not there any more; put it into the folder.")
+        try:
+            if remote:
+                content = read_object(name, most=_MOST_SMALL)
+            else:
+                content = read_bytes(path, most=_MOST_SMALL)
+            load_tokenizer(name if remote else str(path))
+        except FileNotFoundError:
+            why = "is not there any more"
+        except ImportError as error:
+            why = f"is not looked at ({error})"
+        else:
+            return {path.name: content}
+        say(f"The run's tokenizer, {name if remote else path}, {why}; put it into the folder.")
         return {}
     try:
         model = mistral_v1_model()

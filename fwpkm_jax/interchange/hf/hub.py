@@ -6,33 +6,129 @@ after a lost connection. `HF_ENDPOINT` names another hub.
 
 from __future__ import annotations
 
+import fnmatch
 import glob
+import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from fwpkm_jax import __version__
-from fwpkm_jax.data.streams.hub import asking, hub_client
+from fwpkm_jax.data.streams.hub import (
+    AGAIN,
+    OTHER_HUB,
+    asking,
+    checked_commit,
+    download,
+    files_at,
+    hub_client,
+    is_commit,
+    is_inside,
+)
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
-from fwpkm_jax.io.untrusted import shown
+from fwpkm_jax.io.atomic import replacing
+from fwpkm_jax.io.untrusted import OutsideFileError, read_text, shown, without_login
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DONE = "Models of the hub are fetched and pushed"
 
 
-class HubFolder(NamedTuple):
-    """A model of the hub as it lies in the client's cache.
+class HubFolder:
+    """A model of the hub at one commit, whose files are fetched into the client's cache.
+
+    The commit and the list of files are asked for once. Where the hub cannot be asked, what is in
+    the cache stands for them.
 
     Attributes:
       folder: with the fetched files.
       name: `owner/name`.
       revision: the commit, 40 hexadecimal digits.
+      paths: files of the model, or of the cache; SHA-256 of those of which the hub states it.
     """
 
-    folder: Path
-    name: str
-    revision: str
+    def __init__(self, name: str, revision: str | None = None):
+        """Asks for the commit and the list of files.
+
+        Args:
+          name: `owner/name`.
+          revision: a branch, a tag or a commit; None: the main branch.
+
+        Raises:
+          ImportError: the package huggingface_hub is not installed.
+          ValueError: the hub has no such model or revision.
+          OutsideFileError: the hub's answer would lead outside the cache.
+          OSError: the hub cannot be reached, or refuses.
+        """
+        self.name, self._client = name, hub_client(DONE)
+        branch = "main" if revision is None else revision
+        if not is_inside(branch):
+            raise ValueError(f"revision={shown(branch)!r} is no branch, tag or commit.")
+        cache = Path(self._client.constants.HF_HUB_CACHE).expanduser().resolve()
+        cache /= f"models--{name.replace('/', '--')}"
+        known = cache / "refs" / branch  # As the client keeps the commit of a branch.
+        self._lost: Exception | None = None
+        with asking(self._client, name, revision):
+            api = self._client.HfApi(library_name="fwpkm_jax", library_version=__version__)
+            try:
+                commit = checked_commit(name, api.model_info(name, revision=branch).sha, branch)
+                self.paths = {
+                    x.path: x.lfs.sha256 if x.lfs else None
+                    for x in files_at(self._client, api, name, commit, "model")
+                }
+            except (OutsideFileError, self._client.errors.RevisionNotFoundError):
+                raise
+            except Exception as error:
+                commit = branch
+                if not is_commit(branch) and known.is_file():
+                    commit = read_text(known, most=100)
+                if not is_commit(commit) or not (cache / "snapshots" / commit).is_dir():
+                    raise
+                self._lost = error
+        self.revision, self.folder = commit, cache / "snapshots" / commit
+        if self._lost is not None:
+            files = (x for x in self.folder.rglob("*") if x.is_file())
+            self.paths = {x.relative_to(self.folder).as_posix(): None for x in files}
+        elif not is_commit(branch):
+            known.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(known) as file:
+                file.write(commit.encode())
+
+    def fetch(self, patterns: Iterable[str]) -> None:
+        """Fetches the files that the model has of these; one that is in the cache stays.
+
+        Raises:
+          OutsideFileError: a file is not the one that the list of files states.
+          OSError: the hub cannot be reached, or refuses.
+        """
+        patterns = tuple(patterns)
+        paths = [x for x in self.paths if any(fnmatch.fnmatchcase(x, y) for y in patterns)]
+        if self._lost is None:
+            with asking(self._client, self.name, self.revision), ThreadPoolExecutor(8) as threads:
+                list(threads.map(self._fetch, paths))
+
+    def check_asked(self) -> None:
+        """Raises OSError if the hub could not be asked: a missing file is then one of the cache."""
+        if self._lost is not None:
+            with asking(self._client, self.name, self.revision):
+                raise self._lost
+
+    def _fetch(self, path: str) -> None:
+        found = download(self._client, self.name, path, self.revision, "model")
+        if found != self.folder / path:
+            problem = f"is of another commit than {self.revision} at this hub"
+            raise OutsideFileError(f"{self.name}/{shown(path)}", problem, otherwise=OTHER_HUB)
+        stated = self.paths[path]
+        if stated is None:
+            return
+        with found.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != stated:
+            blob = found.resolve()
+            for kept in {found, blob} if blob.is_relative_to(self.folder.parents[1]) else {found}:
+                kept.unlink()  # Or it would be taken from the cache.
+            problem = f"has the SHA-256 {digest}, and the hub states {shown(stated, 64)}"
+            raise OutsideFileError(f"{self.name}/{shown(path)}", problem, otherwise=AGAIN)
 
 
 def is_hub_name(source: str | Path) -> bool:
@@ -45,8 +141,8 @@ def fetch_folder(
 ) -> HubFolder:
     """Fetches what an import reads: `config.json`, the safetensors files, and small files.
 
-    The revision is resolved once, so that all files are of one commit. Files that are in the cache
-    are not fetched again, also without a connection.
+    All files are of one commit. Files that are in the cache are not fetched again, also without a
+    connection.
 
     Args:
       name: `owner/name`.
@@ -56,39 +152,27 @@ def fetch_folder(
     Raises:
       ImportError: the package huggingface_hub is not installed.
       ValueError: the hub has no such model or revision, or the model has no safetensors files.
-      OutsideFileError: the index of the safetensors files is damaged.
+      OutsideFileError: the index of the safetensors files is damaged, or the hub's answers are not
+        what they should be.
       OSError: the hub cannot be reached, or refuses.
     """
-    client = hub_client(DONE)
-
-    def fetch(revision: str | None, files: Sequence[str]) -> Path:
-        return fetch_files(client, name, revision, [glob.escape(file) for file in files])
-
-    folder = fetch(revision, ["config.json", INDEX, *others])
-    commit = folder.name  # A snapshot's folder is named after its commit.
-    # With a file that is there, because the client warns where nothing fits.
-    fetch(commit, ["config.json", SINGLE])
-    if not (folder / SINGLE).is_file():  # As `TensorFiles` chooses.
-        if not (folder / INDEX).is_file():
-            raise ValueError(
-                f"{name} at {commit} has neither {SINGLE} nor {INDEX}; only models with "
-                "safetensors files can be imported."
-            )
-        fetch(commit, ["config.json", *sorted(set(named_files(folder).values()))])
-    return HubFolder(folder, name, commit)
-
-
-def fetch_files(client: Any, name: str, revision: str | None, patterns: Sequence[str]) -> Path:
-    """The folder of the cache in which the files of these patterns lie."""
-    with asking(client, name, revision):
-        folder = client.snapshot_download(
-            name,
-            revision=revision,
-            allow_patterns=list(patterns),
-            library_name="fwpkm_jax",
-            library_version=__version__,
+    model = HubFolder(name, revision)
+    model.fetch(map(glob.escape, ["config.json", INDEX, *others]))
+    if SINGLE in model.paths:  # As `TensorFiles` chooses.
+        weights = {SINGLE}
+    elif INDEX in model.paths:
+        weights = set(named_files(model.folder).values())
+    else:
+        weights = set()
+    if not weights <= model.paths.keys() or not weights:
+        model.check_asked()
+    if not weights:
+        raise ValueError(
+            f"{name} at {model.revision} has neither {SINGLE} nor {INDEX}; only models with "
+            "safetensors files can be imported."
         )
-    return Path(folder)
+    model.fetch(map(glob.escape, sorted(weights)))
+    return model
 
 
 def check_push(name: str) -> None:
@@ -131,4 +215,4 @@ def push_folder(folder: Path, name: str, *, private: bool = False) -> str:
             commit_message=f"Exported by fwpkm_jax {__version__}",
             delete_patterns=["*.safetensors", "*.safetensors.index.json"],
         )
-    return str(commit.commit_url)
+    return without_login(shown(commit.commit_url))

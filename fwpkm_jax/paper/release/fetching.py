@@ -7,8 +7,7 @@ import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fwpkm_jax.data.streams.hub import hub_client
-from fwpkm_jax.interchange.hf.hub import DONE, HubFolder, fetch_files
+from fwpkm_jax.interchange.hf.hub import HubFolder
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
 from fwpkm_jax.paper.release.layouts import (
     BIN,
@@ -27,18 +26,17 @@ def fetch_release(
 
     Arguments and errors are those of `fetch_folder`; layouts are those of `layouts`.
     """
-    client = hub_client(DONE)
-    first = ["config.json", INDEX, BIN_INDEX, LATEST, *others]
-    folder = fetch_files(client, name, revision, [glob.escape(file) for file in first])
-    commit = folder.name
-    for patterns in _layouts(folder):
-        fetch_files(client, name, commit, ["config.json", *patterns])
+    model = HubFolder(name, revision)
+    model.fetch(map(glob.escape, ["config.json", INDEX, BIN_INDEX, LATEST, *others]))
+    for patterns in _layouts(model.folder):
+        model.fetch(patterns)
         with contextlib.suppress(FileNotFoundError):
-            checkpoint_files(folder)
-            return HubFolder(folder, name, commit)
+            checkpoint_files(model.folder)
+            return model
+    model.check_asked()
     raise ValueError(
-        f"{name} at {commit} has none of {SINGLE}, {INDEX}, {BIN}, {BIN_INDEX} and {STATES}; only "
-        "checkpoints that the authors' code has written can be imported."
+        f"{name} at {model.revision} has none of {SINGLE}, {INDEX}, {BIN}, {BIN_INDEX} and "
+        f"{STATES}; only checkpoints that the authors' code has written can be imported."
     )
 
 

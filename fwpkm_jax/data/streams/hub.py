@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fwpkm_jax import __version__
 from fwpkm_jax.io.untrusted import OutsideFileError, shown, without_login
 from fwpkm_jax.lazy_imports import import_extra
 
@@ -141,12 +140,7 @@ def files_at(client: Any, api: Any, name: str, commit: str, kind: str) -> list[A
 def download(client: Any, name: str, path: str, commit: str, kind: str) -> Path:
     """A file in the client's cache; one that is there is not fetched again. See `files_at`."""
     found = client.hf_hub_download(
-        name,
-        path,
-        repo_type=kind,
-        revision=commit,
-        library_name="fwpkm_jax",
-        library_version=__version__,
+        name, path, repo_type=kind, revision=commit, library_name="fwpkm_jax"
     )
     return Path(found)
 

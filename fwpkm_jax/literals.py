@@ -80,6 +80,18 @@ def check_least(config: Any, **least: float) -> None:
             raise ValueError(f"{name}={value} is too small; use {bound} or more.")
 
 
+def check_seed(seed: int) -> None:
+    """Raises ValueError unless `jax.random.key` takes the seed without cutting it.
+
+    Example:
+      >>> check_seed(-1)
+      Traceback (most recent call last):
+      ValueError: seed=-1 must lie between 0 and 2147483647.
+    """
+    if not 0 <= seed < 2**31:
+        raise ValueError(f"seed={seed} must lie between 0 and {2**31 - 1}.")
+
+
 class _Choice(NamedTuple):
     """What a field takes: the values listed, and whether values that are no strings may be others.
 

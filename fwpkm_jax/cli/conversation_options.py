@@ -11,6 +11,7 @@ from typing import Literal
 from fwpkm_jax import memories
 from fwpkm_jax.cli.options import CheckpointOptions, RunArgument
 from fwpkm_jax.generation import Sampling
+from fwpkm_jax.literals import check_seed
 from fwpkm_jax.run.conversation import Conversation, memory_place
 from fwpkm_jax.run.load import load_run
 from fwpkm_jax.storage.addresses import address_of, scheme_of
@@ -32,6 +33,9 @@ class ConversationOptions(CheckpointOptions):
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     """Seed of the random draws."""
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)  # Before the run is loaded.
 
     @contextlib.contextmanager
     def conversation(self, memory: str | None, *, write: bool = True) -> Iterator[Conversation]:

@@ -40,11 +40,15 @@ FACTS = {
 READ_BYTES = 1500
 """Length of the text that the script lets it read afterwards."""
 _DIGITS = 4
-_TOLD = re.compile(r"Call ([A-Z][a-z]{2,5}) at ([0-9]{4})\.?")
+_TIMES = 2  # A number told once is often not known yet.
+_HEADING = len("I\n\n")  # The number of the book's first chapter.
+_FACT = re.compile(r"Call ([A-Z][a-z]{2,5}) at ([0-9]{4})\.?\s*")
+_TOLD = re.compile(f"(?:{_FACT.pattern})+")
 _ASKED = re.compile(r"(?:Call )?([A-Z][a-z]{2,5})(?: at)? ?\??")
 _FORM = (
     'The model knows one sentence. "Call Mara at 4829." tells it a number, "Mara?" asks for it.\n'
-    "Names have 3 to 6 letters, numbers 4 digits. It understands nothing else, and errs at times."
+    "A line may tell several. Names have 3 to 6 letters, numbers 4 digits. The model understands\n"
+    "nothing else, and errs at times."
 )
 
 
@@ -89,9 +93,15 @@ def ask(talk: Conversation, name: str) -> str:
     return talk.tokenizer.decode(talk.answer_aside(question, max_new_tokens=_DIGITS))
 
 
+def tell(talk: Conversation, told: str, text: np.ndarray) -> None:
+    """Reads what is told and a text behind it, as one text: in full chunks across both."""
+    tokens = [talk.tokenizer.encode(told), np.asarray(text, np.int32)]
+    talk.read(np.concatenate(tokens))
+
+
 def book(run: Run) -> np.ndarray:
     """The start of a book that the model was not trained on, `READ_BYTES` tokens."""
-    return next(stream_documents(run.experiment.data.text, "valid")).tokens[:READ_BYTES]
+    return next(stream_documents(run.experiment.data.text, "valid")).tokens[_HEADING:][:READ_BYTES]
 
 
 def conversation(run: Run, folder: Path, *, write: bool) -> Conversation:
@@ -118,11 +128,11 @@ def _script(folder: Path) -> None:
     with conversation(run, folder, write=True) as talk:
         start = " ".join(talk.tokenizer.decode(text[:60]).split())
         print(f'\n2. Let it read {len(text):,} bytes of a book, "{start} ..."\n', flush=True)
-        _tell(talk, told, text)
+        tell(talk, "".join(told * _TIMES), text)
         written = _in_the_memory(talk)
         talk.save()
     with conversation(run, folder, write=False) as talk:
-        _tell(talk, told, text)
+        tell(talk, "".join(told * _TIMES), text)
         frozen = _in_the_memory(talk)
         talk.save()
     print("3. Quit. The memory is saved; all else that the model has read is gone.\n")
@@ -141,11 +151,6 @@ def _script(folder: Path) -> None:
     print("fwpkm demo --memory FOLDER lets you tell and ask.")
 
 
-def _tell(talk: Conversation, told: Sequence[str], text: np.ndarray) -> None:
-    talk.read(talk.tokenizer.encode("".join([*told, *told])))
-    talk.read(text)
-
-
 def _in_the_memory(talk: Conversation) -> str:
     """How many of the memory's values were written."""
     ((written, total),) = (
@@ -155,12 +160,18 @@ def _in_the_memory(talk: Conversation) -> str:
 
 
 class _Talk(Chat):
-    """A chat about numbers: a line tells one or asks for one."""
+    """A chat about numbers: a line tells some or asks for one."""
+
+    def __init__(self, talk: Conversation, *, write: bool) -> None:
+        super().__init__(talk, max_new_tokens=_DIGITS)
+        self._write = write
 
     def _answer(self, line: str) -> None:
-        if told := _TOLD.fullmatch(line):
-            self._talk.read(self._talk.tokenizer.encode(sentence(*told.groups())))
-            self._say("Read.")
+        if _TOLD.fullmatch(line):
+            told = "".join(sentence(*fact) for fact in _FACT.findall(line))
+            for _ in range(_TIMES):
+                self._talk.read(self._talk.tokenizer.encode(told))
+            self._say("Read twice." if self._write else "Read twice, and not written.")
         elif asked := _ASKED.fullmatch(line):
             self._say(ask(self._talk, asked[1]))
         else:
@@ -171,6 +182,6 @@ def _talk(folder: Path, *, write: bool) -> int:
     """Numbers of the user's own, in a terminal or a pipe."""
     print(_FORM)
     with conversation(demo_run(), folder, write=write) as talk:
-        chat = _Talk(talk, max_new_tokens=_DIGITS)
+        chat = _Talk(talk, write=write)
         chat.run()
     return 0 if chat.caught is None else 128 + chat.caught

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from fwpkm_jax.io.terminal import (
     INTERRUPTED,
+    escape_what_is_lacking,
     interruptible,
     leave_out_abandoned_writes,
     report,
@@ -84,6 +85,7 @@ def run(name: str, arguments: Sequence[str], *, program: str) -> int:
     if "--version" in arguments:
         return _print_version()
     start_logging()
+    escape_what_is_lacking()
     leave_out_abandoned_writes()
     try:
         with interruptible(program):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import logging
 import os
 import shlex
@@ -144,6 +145,15 @@ def visible(text: str) -> str:
     become escapes such as `\\x1b`. Whatever comes from a file or a model is printed by it.
     """
     return "".join(x.encode("unicode_escape").decode() if _is_control(x) else x for x in text)
+
+
+def escape_what_is_lacking() -> None:
+    """Lets standard output print characters that its encoding lacks as escapes such as `\\u2019`.
+
+    As standard error does; else a long answer ends in an error of its first such character.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _is_control(character: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ from fwpkm_jax.literals import nearest
 from fwpkm_jax.run.conversation import Conversation
 
 HELP = {
-    "/read FILE": "reads a text file; nothing is answered",
+    "/read FILE": "reads a text file into the memory; nothing is answered",
     "/save NAME": "saves the memory as a point to go back to",
     "/forget NAME": "goes back to that point; without NAME to what was last saved",
     "/memory": "shows what of the memory is in use",
@@ -54,36 +55,54 @@ class Chat:
         self._talk, self._max_new_tokens = talk, max_new_tokens
         self._source, self._sink = source or sys.stdin, sink or sys.stdout
         self._errors = errors or sys.stderr
-        self._waits = False
+        self._waits, self._num_lines = False, 0
         self.caught: signal.Signals | None = None
         """The signal that ended the chat; None: its lines ended."""
 
     def run(self) -> None:
         """Answers until the lines end, `/quit`, SIGINT or SIGTERM; then saves the memory.
 
+        A line that is not UTF-8 is named and left out.
+
         Raises:
           OSError: the memory cannot be saved.
         """
         talk = self._talk
         self._say(f"{talk.name}: {talk.tokens_read:,} tokens read. /help lists the commands.")
+        if isinstance(self._source, io.TextIOWrapper):
+            with contextlib.suppress(io.UnsupportedOperation):  # Its caller has read lines of it.
+                self._source.reconfigure(errors="surrogateescape")
         with self._signals():
-            with contextlib.suppress(KeyboardInterrupt):  # Raised only while it waits for a line.
-                self._lines()
-            talk.save()
-            self._say(f"The memory {talk.name!r} is saved.")
+            try:
+                with contextlib.suppress(KeyboardInterrupt):  # Raised only while it waits.
+                    self._lines()
+            finally:
+                talk.save()
+            if talk.has_memory:
+                self._say(f"The memory {talk.name!r} is saved.")
+            else:
+                self._say(f"The conversation {talk.name!r}, which has no memory, is saved.")
 
     def _lines(self) -> None:
         while self.caught is None and (line := self._next_line()) is not None:
+            self._num_lines += 1
             line = line.strip()
             if line == "/quit":
                 return
             try:
+                self._check(line)
                 if line.startswith("/"):
                     self._command(*line.split(maxsplit=1))
                 elif line:
                     self._answer(line)
             except (ValueError, OSError) as error:
                 print(visible(str(error)), file=self._errors, flush=True)
+
+    def _check(self, line: str) -> None:
+        """Raises a ValueError if bytes of the line are no text."""
+        if any("\udc80" <= character <= "\udcff" for character in line):
+            escaped = line.encode(errors="surrogateescape").decode(errors="backslashreplace")
+            raise ValueError(f"Line {self._num_lines} is not UTF-8 and was left out: {escaped}")
 
     def _answer(self, line: str) -> None:
         """Prints an answer as it is made; a character of several tokens when it is complete."""

@@ -49,12 +49,11 @@ def answered(
 ) -> str:
     """`continue_text` of a conversation that goes on, after it has read another text."""
     tokenizer = talk.tokenizer
-    before = [tokenizer.encode(read)] if read else []
+    if read:
+        talk.read(tokenizer.encode(read))
     if chat:
-        if before:
-            talk.read(*before)
         new = list(talk.reply(prompt, max_new_tokens=max_new_tokens, template=True))
         return tokenizer.decode(np.concatenate(new)) if new else ""
     tokens = tokenizer.encode(prompt)
-    (new,) = talk.answer(np.concatenate([*before, tokens]), max_new_tokens=max_new_tokens)
+    (new,) = talk.answer(tokens, max_new_tokens=max_new_tokens)
     return tokenizer.decode(np.concatenate([tokens, new]))

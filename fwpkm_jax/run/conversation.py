@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import re
 import time
 from collections.abc import Iterator
@@ -11,20 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from fwpkm_jax import memories
 from fwpkm_jax.data.chat_turns import START, Turn, closing_tokens, has_template, message_tokens
+from fwpkm_jax.evaluation.readers.stream_reader import flush
 from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init_generation
 from fwpkm_jax.io.atomic import own_folder
 from fwpkm_jax.io.untrusted import OutsideFileError, shown
-from fwpkm_jax.literals import some
+from fwpkm_jax.literals import check_seed, some
 from fwpkm_jax.memories.saved import Keep
+from fwpkm_jax.models.config import mixer_memory
 from fwpkm_jax.models.outputs import layer_name
 from fwpkm_jax.run.load import Run, text_tokenizer
 from fwpkm_jax.storage.addresses import address_of, check_store, scheme_of
 from fwpkm_jax.storage.lock import RunInUseError
 from fwpkm_jax.storage.stores import Store
+
+_logger = logging.getLogger(__name__)
 
 _START = "start-"
 """With a step: the memory that all others of a checkpoint are forks of, before any text."""
@@ -35,6 +42,9 @@ _LONGEST_WAIT = 60.0  # Seconds that another process may take to save it.
 class Conversation:
     """Reads texts and answers; a context manager, which holds the memory while it lasts.
 
+    What waits for its chunk to be complete is written before a question is read, so that the
+    question finds all that was told before it.
+
     Args:
       run: from `load_run`; it was trained on text.
       name: of the memory, which is begun if it is not there; None: nothing is kept.
@@ -42,12 +52,12 @@ class Conversation:
       origin: what errors call the run and its step.
       keep: what `save` saves: all, or fast weights and waiting tokens without caches.
       sampling: how tokens are chosen; None takes the most likely one.
-      seed: seed of the draws.
+      seed: seed of the draws, 0 to 2**31 - 1.
       write: whether what is read and answered is written into the memory.
 
     Raises:
-      ValueError: the run was not trained on text, another process holds the memory, or it belongs
-        to other weights.
+      ValueError: the run was not trained on text, another process holds the memory, it belongs to
+        other weights, or the seed has more bits than that.
     """
 
     def __init__(
@@ -68,11 +78,25 @@ class Conversation:
             raise ValueError(
                 f"name={name!r} is the memory that others begin with; choose another name."
             )
+        check_seed(seed)
         self.tokenizer = text_tokenizer(run)
         self.name, self._folder = name, Path() if folder is None else Path(folder)
         self._model, self._origin, self._start = run.model, origin, f"{_START}{run.step}"
+        config = self._model.config
+        self.has_memory = (
+            bool(config.memory_layers)
+            or config.fast_weight_layer is not None
+            or mixer_memory(config) is not None
+        )
+        """Whether the model has fast weights, which keep what is read."""
+        if name is not None and not self.has_memory:
+            _logger.warning(
+                "This model has no fast-weight memory, so that only the caches of %r can last; "
+                "docs/tutorials/open_model.md puts a memory into a model.",
+                name,
+            )
         self._keep: Keep = keep
-        ids = self._model.config.vocab_size
+        ids = config.vocab_size
         sampling = sampling or Sampling()
         # The embedding may have more rows than the tokenizer has ids, or fewer.
         vocab_size = sampling.vocab_size or min(self.tokenizer.vocab_size, ids)
@@ -112,9 +136,10 @@ class Conversation:
         return tuple(name.removeprefix(known) for name in found)
 
     def read(self, tokens: np.ndarray) -> None:
-        """Reads tokens and answers nothing."""
+        """Reads tokens, answers nothing, and writes all of them."""
         for _ in self.answer(tokens, max_new_tokens=0):
             pass
+        self.state = self._written()
 
     def answer(
         self, tokens: np.ndarray, *, max_new_tokens: int, at_once: int | None = None
@@ -181,6 +206,8 @@ class Conversation:
         self, tokens: np.ndarray, max_new_tokens: int, at_once: int | None
     ) -> Iterator[np.ndarray]:
         self._make_room(len(tokens) + max_new_tokens)
+        if max_new_tokens:
+            self.state = self._written()
         prompts, left = [tokens], max_new_tokens
         while True:
             count = min(left, at_once or left)
@@ -198,7 +225,7 @@ class Conversation:
         out = generate(
             self._model,
             prompts,
-            self.state,
+            self._written(keep_state=True) if aside else self.state,
             max_new_tokens=count,
             sampling=self._sampling,
             rng=self._rng,
@@ -215,6 +242,29 @@ class Conversation:
                 "an earlier checkpoint (--step) or memory."
             )
         return np.asarray(out.tokens)[0, : int(out.lengths[0])]
+
+    def _waiting(self) -> dict[str, int]:
+        """For each memory layer, how many tokens wait whose targets have been read."""
+        found = {}
+        for index in self._model.config.memory_layers:
+            pending = self.state.stream.layers[layer_name(index)].pending
+            assert pending is not None, "a memory layer has a queue"
+            lookahead = self._model.blocks[index].memory.config.rule.lookahead
+            found[layer_name(index)] = max(0, int(pending.num_waiting[0]) - lookahead)
+        return found
+
+    def _written(self, *, keep_state: bool = False) -> GenerationState:
+        """The state after what waits was written, where this conversation writes.
+
+        `keep_state` leaves `state` as it is; otherwise its buffers are reused.
+        """
+        if not self._write or not any(self._waiting().values()):
+            return self.state
+        stream = self.state.stream
+        if keep_state:
+            stream = jax.tree.map(jnp.copy, stream)
+        graphdef, params = nnx.split(self._model)
+        return self.state._replace(stream=flush(graphdef, params, stream))
 
     def save(self, point: str | None = None) -> None:
         """Saves the memory, and with `point` also a fork of it to go back to.
@@ -264,11 +314,6 @@ class Conversation:
 
     def usage(self) -> list[str]:
         """Lines about what of the memory is in use."""
-        waiting = {
-            name: int(layer.pending.num_waiting[0])
-            for name, layer in self.state.stream.layers.items()
-            if layer.pending is not None
-        }
         lines = [f"{self.tokens_read:,} tokens read."]
         if self.name is None:
             return lines
@@ -281,15 +326,11 @@ class Conversation:
                 f"{key}: {rows:,} of {total:,} rows written ({rows / total:.2%}), "
                 f"{since[key][0]:,} since it was last saved."
             )
-        for index in self._model.config.memory_layers:
-            name = layer_name(index)
-            config = self._model.blocks[index].memory.config
-            # A chunk is written when the targets of its last tokens have been read.
-            left = config.chunk_size + config.rule.lookahead - waiting[name]
-            lines.append(
-                f"{name}: written after every {config.chunk_size} tokens; {waiting[name]} wait, "
-                f"{left} to go."
-            )
+        size = self._model.config.fast_weight.chunk_size
+        lines += [
+            f"{name}: written after every {size} tokens and before a question; {waiting} wait."
+            for name, waiting in self._waiting().items()
+        ]
         if is_saved:
             about = memories.describe(self._folder, self.name, forks=False)
             lines.append(f"Saved {about.saved}, {about.num_bytes:,} bytes.")

@@ -59,9 +59,7 @@ def right_answers(run: Run, facts: dict[str, str], text: np.ndarray, *, told: in
     sentences = "".join(demo.sentence(*fact) for fact in facts.items())
     with tempfile.TemporaryDirectory() as folder:
         with demo.conversation(run, Path(folder), write=True) as talk:
-            talk.read(talk.tokenizer.encode(sentences * told))
-            if len(text):
-                talk.read(text)
+            demo.tell(talk, sentences * told, text)
             talk.save()
         with demo.conversation(run, Path(folder), write=True) as talk:
             return sum(demo.ask(talk, name) == number for name, number in facts.items())

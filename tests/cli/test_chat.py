@@ -1,5 +1,6 @@
 """A chat through a pipe: what it answers, keeps, forgets and says."""
 
+import dataclasses
 import io
 import os
 import re
@@ -8,11 +9,15 @@ import signal
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from fwpkm_jax import memories
 from fwpkm_jax.cli import conversation_options, main
+from fwpkm_jax.generation import Sampling, generate, init_generation
+from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.run import chat as chat_module
 from fwpkm_jax.run.conversation import Conversation
+from tests.cli.conftest import MODEL
 
 
 @pytest.fixture
@@ -44,6 +49,78 @@ def test_a_question_aside_changes_neither_the_conversation_nor_its_memory(text_r
     assert answer.tolist() == aside.tolist(), "no chunk was full, so both read the same memory"
 
 
+def test_what_waits_is_written_before_a_question_is_read(text_run):
+    told, question = np.arange(65, 70), np.asarray([65, 66])
+    model = text_run.model
+    first = jax.tree.map(lambda x: x[:1], text_run.memory)
+    state = init_generation(model, first, batch=1, max_length=64)
+    state = generate(model, [told], state, max_new_tokens=0).state
+    written = state._replace(stream=model.flush(state.stream))
+    talk = Conversation(text_run)
+    known = Sampling(vocab_size=talk.tokenizer.vocab_size)
+    expected = generate(
+        *(model, [question], written), max_new_tokens=4, sampling=known, keep_state=True
+    )
+    list(talk.answer(told, max_new_tokens=0))
+    assert talk._waiting() == {"layer_0": 4}  # Of 5 tokens the last one has no target yet.
+    before = jax.device_get(talk.state.stream.memory)
+    assert talk.answer_aside(question, max_new_tokens=4).tolist() == expected.tokens[0].tolist()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(talk.state.stream.memory), before)
+    (answer,) = talk.answer(question, max_new_tokens=4)
+    assert answer.tolist() == expected.tokens[0].tolist()
+    np.testing.assert_allclose(talk.state.logits, expected.state.logits, rtol=1e-5, atol=1e-6)
+    now = jax.device_get(talk.state.stream.memory)
+    jax.tree.map(np.testing.assert_allclose, now, jax.device_get(written.stream.memory))
+    assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (now, before)), strict=True))
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_what_is_read_is_written_at_once_and_never_without_writing(text_run, write):
+    talk = Conversation(text_run, write=write)
+    before = jax.device_get(talk.state.stream.memory)
+    talk.read(np.arange(65, 70))
+    assert talk._waiting() == {"layer_0": 0}
+    now = jax.device_get(talk.state.stream.memory)
+    same = [(x == y).all() for x, y in zip(*map(jax.tree.leaves, (now, before)), strict=True)]
+    assert all(same) is not write
+
+
+def test_a_model_without_a_memory_says_so_and_saves_none(programs, text_run):
+    config = dataclasses.replace(MODEL, memory_layers=())
+    graphdef, params = nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))
+    experiment = dataclasses.replace(text_run.experiment, model=config)
+    run = text_run._replace(experiment=experiment, graphdef=graphdef, params=params, memory={})
+    warning = (
+        "This model has no fast-weight memory, so that only the caches of 'alice' can last; "
+        "docs/tutorials/open_model.md puts a memory into a model.\n"
+    )
+    code, shown, errors = programs("chat", lines="hello\n/memory\n", run=run)
+    assert (code, errors) == (0, warning)
+    assert shown.endswith("\nThe conversation 'alice', which has no memory, is saved.\n")
+    assert programs("generate", run=run)[::2] == (0, warning)
+
+
+def test_a_line_that_is_not_utf8_is_named_and_the_others_are_answered(programs, tmp_path):
+    def lines(errors):
+        given = io.BytesIO(b"my name is Ann\nca\xff\xfef\xe9\nbye\n")
+        return io.TextIOWrapper(given, encoding="utf-8", errors=errors)
+
+    for read, errors in ((35, "strict"), (70, "surrogateescape")):  # 15 + 8 + 4 + 8 each time.
+        code, shown, said = programs("chat", lines=lines(errors))
+        assert code == 0
+        assert said == "Line 2 is not UTF-8 and was left out: ca\\xff\\xfef\\xe9\n"
+        assert shown.endswith("The memory 'alice' is saved.\n")
+        assert memories.describe(tmp_path / "memories", "alice").num_read == (read,)
+
+
+def test_a_chat_that_fails_has_saved_its_memory(programs, tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_module.Chat, "_command", lambda *_: 1 / 0)
+    code, _, errors = programs("chat", lines="hello\n/help\n")
+    assert code == 1
+    assert "ZeroDivisionError" in errors
+    assert memories.describe(tmp_path / "memories", "alice").num_read == (14,)
+
+
 @pytest.mark.thorough
 def test_a_chat_goes_on_where_it_stopped_and_forgets_what_it_is_told_to(programs, tmp_path):
     (tmp_path / "notes.txt").write_text("Alice has a cat.")
@@ -67,7 +144,7 @@ def test_a_chat_goes_on_where_it_stopped_and_forgets_what_it_is_told_to(programs
     assert answer
     assert last.startswith(answer), "the same question in the same state"
     assert "44 tokens read.\nlayer_0/" in last
-    assert re.search(r"written after every \d+ tokens; \d+ wait, \d+ to go\.", last)
+    assert re.search(r"written after every \d+ tokens and before a question; 6 wait\.", last)
     assert "Points to go back to: day." in last
     assert all(command in last for command in chat_module.HELP)
     problems = errors.splitlines()

@@ -31,7 +31,8 @@ def test_numbers_are_known_after_a_restart_and_none_without_writing(capsys):
     rows = re.findall(r"Call (\w+) at +(\d{4}) +(\S+) +(\S+)\n", shown)
     assert {name: told for name, told, *_ in rows} == demo_command.FACTS
     right = [sum(row[1] == row[column] for row in rows) for column in (2, 3)]
-    assert right[0] >= 3
+    assert right[0] == 6
+    assert ' of a book, "From a very early period of my life ' in shown
     assert right[1] == 0
     assert f"{right[0]} of 6" in shown
     assert "0 of 4,096 without" in shown
@@ -45,8 +46,25 @@ def test_a_user_tells_and_asks_and_the_next_start_knows_it(tmp_path, monkeypatch
         return capsys.readouterr()
 
     told = [f"Call {name} at {number}." for name, number in demo_command.FACTS.items()]
-    start(*told, *told)
+    shown = start(" ".join(told[:3]), *told[3:], "/memory", " ".join(told)).out
+    assert shown.count("Read twice.\n") == 5
+    assert "written after every 64 tokens and before a question; 0 wait.\n" in shown
     asked = [f"{name}?" for name in demo_command.FACTS]
-    answers = start(*asked).out.splitlines()[3:-1]  # Between the greeting and the last line.
-    assert sum(a == b for a, b in zip(answers, demo_command.FACTS.values(), strict=True)) >= 2
+    answers = start(*asked).out.splitlines()[4:-1]  # Between the greeting and the last line.
+    assert sum(a == b for a, b in zip(answers, demo_command.FACTS.values(), strict=True)) >= 4
     assert start("Call Al at 12.").err.startswith("The model knows one sentence")
+    frozen = start("Call Mara at 1111.", "/memory", write=False).out
+    assert "Read twice, and not written.\n" in frozen
+    assert "0 of 4,096 rows written" in frozen
+
+
+@pytest.mark.thorough
+def test_the_first_number_is_known_at_once(tmp_path, monkeypatch, capsys):
+    """Half a chunk is told, and nothing else: it is written before the question."""
+    lines = ["Call Otto at 1736.", "Otto?", "ca\udcffe", "Call Mara at 4829.", "Mara?"]
+    given = io.BytesIO("\n".join(lines).encode(errors="surrogateescape"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(given, encoding="utf-8"))
+    assert main(["demo", "--memory", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[4:-1] == ["Read twice.", "1736", "Read twice.", "4829"]
+    assert shown.err == "Line 3 is not UTF-8 and was left out: ca\\xffe\n"

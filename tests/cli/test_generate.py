@@ -1,10 +1,15 @@
 import dataclasses
+import io
+import sys
 
+import numpy as np
 import pytest
 
 from fwpkm_jax.cli import conversation_options, main
 from fwpkm_jax.data import RecallData
 from fwpkm_jax.run import evaluate
+from fwpkm_jax.run.continue_text import answered, continue_text
+from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.load import IMPORTED
 
 RECALL = RecallData(
@@ -46,12 +51,41 @@ def test_a_prompt_is_continued_as_the_seed_says(program):
         (("--memories", "x"), "memories='x' has no effect without --memory NAME"),
         (("--read", "nowhere.txt"), "nowhere.txt cannot be read: No such file"),
         (("--promt", "A"), "Perhaps you meant:"),
+        (("--seed", "4294967296"), "seed=4294967296 must lie between 0 and 2147483647."),
+        (("--seed=-1",), "seed=-1 must lie between 0 and 2147483647."),
+        ((f"--seed={2**64}",), f"seed={2**64} must lie between 0 and 2147483647."),
     ],
 )
 def test_the_program_says_what_is_wrong_and_exits_with_2(program, arguments, message):
     code, shown = program(*arguments)
     assert code == 2
     assert message in " ".join(shown.split())
+
+
+def test_a_conversation_takes_no_seed_that_would_be_cut(text_run):
+    for seed in (-1, 2**31, 2**32, 2**64):
+        with pytest.raises(ValueError, match=f"seed={seed} must lie between 0 and 2147483647"):
+            Conversation(text_run, seed=seed)
+        with pytest.raises(ValueError, match=f"seed={seed} must lie"):
+            continue_text(text_run, "a", seed=seed)
+
+
+def test_characters_that_the_terminal_lacks_are_printed_as_escapes(program, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    program("--prompt=Don\u2019t ", "--max_new_tokens=1")
+    sys.stdout.flush()
+    assert written.getvalue().startswith(b"Don\\u2019t ")
+
+
+def test_what_is_read_is_written_before_the_prompt(text_run):
+    talk, other = Conversation(text_run), Conversation(text_run)
+    text = answered(talk, "Bob", max_new_tokens=4, read="A cat eats.")
+    other.read(other.tokenizer.encode("A cat eats."))
+    (answer,) = other.answer(other.tokenizer.encode("Bob"), max_new_tokens=4)
+    assert text == "Bob" + other.tokenizer.decode(answer)
+    np.testing.assert_array_equal(talk.state.logits, other.state.logits)
+    assert talk.tokens_read == 18
 
 
 def test_a_run_on_generated_tokens_has_no_text(program):

@@ -202,6 +202,10 @@ class Store:
         """Writes an object unless there is one of this name; whether it did.
 
         On S3 by `If-None-Match: *`, on Google Cloud Storage by `ifGenerationMatch=0`.
+
+        Raises:
+          FileNotFoundError: there is no such bucket.
+          StoreError: the store cannot be asked.
         """
 
         def create() -> None:
@@ -232,13 +236,16 @@ class Store:
                         raise FileExistsError(name)
                     self._files.pipe_file(self._path(name), content)
 
-        return self._written(replace, name, content)
+        try:
+            return self._written(replace, name, content)
+        except FileNotFoundError:  # It was removed meanwhile.
+            return False
 
     def _written(self, write: Callable[[], None], name: str, content: bytes) -> bool:
         """Whether a write on a condition was made; it may count although its answer was lost."""
         try:
             self._ask(write, name, "written")
-        except (FileExistsError, FileNotFoundError):
+        except FileExistsError:
             found = self.versioned(name)
             return found is not None and found[0] == content
         return True

@@ -43,9 +43,9 @@ def a_store(kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             s3fs.S3FileSystem.clear_instance_cache()
             fsspec.filesystem("s3").mkdir("bucket")
             yield "s3://bucket/run"
+        finally:
             reset = urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
             urllib.request.urlopen(reset).read()
-        finally:
             server.stop()
             addresses._file_system.cache_clear()
     else:

@@ -242,7 +242,7 @@ def test_the_program_evaluates_a_run_directory(run_dir, capsys):
         (["--recall.num-bins", "0"], "num_bins=0"),
         (
             ["--recal.num_bins", "3"],
-            "the nearest name is --recall.num_bins",
+            "Perhaps you meant: --recall.num_bins INT",
         ),
     ],
 )

@@ -121,5 +121,5 @@ def test_a_typo_ends_with_code_2_and_the_nearest_name(start_program):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "--trainig.steps" in errors
-    assert "nearest name is --training.steps" in errors
+    assert "--training.steps INT" in errors
     assert "Traceback" not in errors

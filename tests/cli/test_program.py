@@ -60,8 +60,8 @@ REFUSED = (
     ("train recall training.steps=3", "Unrecognized options: training.steps=3"),
     ("eval", "RUN Run directory, as `fwpkm train` wrote it. (required)"),
     ("chat r", "--memory STR Name of the memory, which is loaded, or begun, and"),
-    ("import", "Expected one of {weights, release, hf}."),
-    ("import hfx a", "Available subcommands: weights, release, hf"),
+    ("import", "Expected one of {weights, release, hf, gguf}."),
+    ("import hfx a", "Available subcommands: weights, release, hf, gguf"),
     ("import hf a r --dtype int8", "invalid choice 'int8' for argument '--dtype'"),
     # What sections of a configuration say.
     (

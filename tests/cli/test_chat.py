@@ -49,6 +49,7 @@ def test_a_question_aside_changes_neither_the_conversation_nor_its_memory(text_r
     assert answer.tolist() == aside.tolist(), "no chunk was full, so both read the same memory"
 
 
+@pytest.mark.thorough
 def test_what_waits_is_written_before_a_question_is_read(text_run):
     told, question = np.arange(65, 70), np.asarray([65, 66])
     model = text_run.model

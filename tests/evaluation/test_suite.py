@@ -251,6 +251,7 @@ def test_the_program_says_what_is_wrong_and_exits_with_2(run_dir, capsys, argume
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.thorough
 def test_options_of_all_evaluations_reach_them(text, tmp_path, capsys):
     experiment = Experiment(model=tiny_model_config(), data=text, run_dir=str(tmp_path / "run"))
     model = LanguageModel(experiment.model, rngs=nnx.Rngs(0))

@@ -146,11 +146,11 @@ class GGUFFile(Mapping[str, Tensor]):
                 _OTHER_MODEL,
             )
         self._name, self._architecture = name, _ARCHITECTURES[name]
-        self.values = self._config()
+        self.config = self._config()
         with reading(self.path, problem="cannot be imported", otherwise=_OTHER_MODEL):
-            config = model_config(self.values)
+            model = model_config(self.config)
             family = FAMILIES[self._architecture.model_type]
-            wanted = [name for part in parts(config, family).values() for name in part.names]
+            wanted = [name for part in parts(model, family).values() for name in part.names]
         self._names = {}
         for name in wanted:
             stored = self._stored_name(name)
@@ -186,8 +186,8 @@ class GGUFFile(Mapping[str, Tensor]):
             array = self._gguf.quants.dequantize(stored.data, stored.tensor_type)
             array = np.asarray(array, np.float32).reshape(shape)
         heads = {
-            "q_proj.weight": self.values["num_attention_heads"],
-            "k_proj.weight": self.values["num_key_value_heads"],
+            "q_proj.weight": self.config["num_attention_heads"],
+            "k_proj.weight": self.config["num_key_value_heads"],
         }
         for ending, number in heads.items():
             if self._architecture.swapped_rotary and name.endswith(ending):
@@ -199,7 +199,7 @@ class GGUFFile(Mapping[str, Tensor]):
     def _stored_name(self, name: str) -> str:
         """A tensor's name in the file, of the library's name."""
         architecture = getattr(self._gguf.MODEL_ARCH, self._name.upper())
-        names = self._gguf.get_tensor_name_map(architecture, self.values["num_hidden_layers"])
+        names = self._gguf.get_tensor_name_map(architecture, self.config["num_hidden_layers"])
         path, ending = name.rsplit(".", 1)
         return f"{names.get_name(path)}.{ending}"
 
@@ -250,12 +250,12 @@ class GGUFFile(Mapping[str, Tensor]):
           OutsideFileError: the tokenizer is of a kind that is not known here.
         """
         tokens = self._field("tokenizer.ggml.tokens", list)
-        end = self.values["eos_token_id"]
+        end = self.config["eos_token_id"]
         if not 0 <= end < len(tokens) <= _MOST_TOKENS:
             problem = f"gives a document's end the id {end} of {len(tokens)}"
             raise OutsideFileError(self.path, problem, "tokenizer.ggml.eos_token_id", _FETCH)
         settings: dict[str, Any] = {"eos_token": tokens[end]}
-        first = self.values["bos_token_id"]
+        first = self.config["bos_token_id"]
         if isinstance(first, int) and 0 <= first < len(tokens):
             settings["bos_token"] = tokens[first]
         template = self._fields.get("tokenizer.chat_template")
@@ -263,7 +263,7 @@ class GGUFFile(Mapping[str, Tensor]):
             (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
         generation = {"bos_token_id": first, "eos_token_id": end}
         for name, value in (
-            ("config.json", self.values),
+            ("config.json", self.config),
             ("tokenizer.json", self._tokenizer(tokens)),
             ("tokenizer_config.json", settings),
             ("generation_config.json", generation),

@@ -38,7 +38,7 @@ def test_every_tensor_comes_back_under_its_name(tmp_path, family, tied):
     write_gguf(tmp_path / "model.gguf", family, tensors)
     found = GGUFFile(tmp_path / "model.gguf")
     assert {*found} == {*tensors}
-    assert found.values["tie_word_embeddings"] is tied
+    assert found.config["tie_word_embeddings"] is tied
     for name, array in tensors.items():
         np.testing.assert_array_equal(found.read(name), array, err_msg=name)
 

@@ -181,7 +181,7 @@ def _read(folder: ModelFolder, part: Part, dtype: np.dtype) -> np.ndarray:
     )
 
 
-def _checked(files: TensorFiles, name: str, dtype: np.dtype) -> np.ndarray:
+def _checked(files: Tensors, name: str, dtype: np.dtype) -> np.ndarray:
     """A tensor, every number of which is finite in a dtype."""
     array, file = files.read(name), files[name].file
     check_finite(name, array, file)

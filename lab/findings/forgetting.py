@@ -287,7 +287,8 @@ def _neighbours() -> str:
         f" {of(STORE_SMALL)} and the write with that replay {of(SMALL)}, of 2,048"
         f" {of(STORE_LARGE)} and {of(LARGE)}. A store of the last 2,048 tokens loses"
         f" {of(STORE_LAST)}, in text as well ({of(STORE_LAST, TEXT)}); one of all tokens"
-        f" {of(STORE_ALL)}. A fact stated four times takes four entries, in a store and in a replay."
+        f" {of(STORE_ALL)}. A fact stated four times takes four entries in a store"
+        " and in a replay."
     )
 
 

@@ -167,8 +167,8 @@ def answer() -> str:
     ours, theirs = relative()
     furthest, models = furthest_parameters()
     return (
-        f"With three memories the paper's model trains at {ours.median:.1f} of its backbone's speed on an"
-        f" H100, the paper's device, where the paper reports {theirs:.2f}.\n"
+        f"With three memories the paper's model trains at {ours.median:.1f} of its backbone's speed"
+        f" on an H100, the paper's device, where the paper reports {theirs:.2f}.\n"
         f"The parameters of the {models} models of the paper's Table 1 agree with it within"
         f" {furthest:.2f} million."
     )

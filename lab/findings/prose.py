@@ -171,7 +171,7 @@ def _text() -> tuple[str, ...]:
     long = text._runs("fwpkm", text.LONG)
     share = 100 * np.expm1(-text.difference(text.LONG, "later").mean())
     return (
-        f"Backbone and FwPKM ({_study_weights().split()[0]} and {_study_weights(2)}, byte-level, gates",
+        f"Backbone and FwPKM ({_study_weights().split()[0]} and {_study_weights(2)}, byte-level,",
         f"first {long[0]['characters']:,} characters of eight books",
         f"after {_steps()} steps, with an interval over its {_books()} books",
         f"{share:.1f} % of perplexity per byte",

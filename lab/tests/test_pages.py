@@ -75,7 +75,7 @@ def test_every_finding_with_a_picture_is_drawn(folders, tmp_path, capsys):
 
 
 def test_a_picture_has_a_colour_for_a_dark_page_for_each_of_its_colours():
-    with pytest.raises(ValueError, match="#123456.*add one to ON_DARK"):
+    with pytest.raises(ValueError, match=r"#123456.*add one to ON_DARK"):
         drawing.in_both_themes('<svg><defs></defs><path style="fill: #123456"/></svg>')
     themed = drawing.in_both_themes(f'<svg><defs></defs><path style="fill: {drawing.BLUE}"/></svg>')
     assert 'style="fill: var(--1f6fb4)"' in themed

@@ -91,9 +91,7 @@ SOURCES = {
     "text": f"{__name__}:TextFiles",
     "fineweb_edu": f"{_PAPER}.fineweb_edu:FineWebEdu",
     "longcrawl64": f"{_PAPER}.longcrawl64:LongCrawl64",
-    "lambada": f"{_PAPER}.lambada:Lambada",
     "pile": f"{_PAPER}.pile:Pile",
-    "longbench": f"{_PAPER}.longbench:LongBench",
 }
 """Where the class of each source is, by name; it is imported when it is asked for."""
 

@@ -70,13 +70,11 @@ class Source:
     spans: tuple[Span, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     """How the parts were read, for the manifest, as JSON values."""
-    append_eos: bool = True
-    """Whether each document is followed by the tokenizer's end of document."""
 
     def describe(self) -> dict[str, Any]:
         """Name, settings and parts as JSON values."""
         spans = [[span.part.name, span.start, span.stop] for span in self.spans]
-        return {"source": self.name, **self.settings, "append_eos": self.append_eos, "parts": spans}
+        return {"source": self.name, **self.settings, "parts": spans}
 
 
 def file_parts(path: str | Path, *, field: str = "text") -> list[FilePart]:

@@ -17,7 +17,6 @@ from fwpkm_jax.evaluation import perplexity_views as views
 from fwpkm_jax.evaluation.addressing import AddressingWindows
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Passes, Subject, passes_of
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.document_reader import read_document
 from fwpkm_jax.evaluation.readers.finite import require_finite
 from fwpkm_jax.evaluation.readers.stream_reader import Reading, StreamReader
@@ -37,7 +36,7 @@ from fwpkm_jax.evaluation.sources import (
     num_labels,
     text_sources,
 )
-from fwpkm_jax.literals import check_literals, some
+from fwpkm_jax.literals import check_least, check_literals, some
 
 _WINDOW = 8
 """Segments per window of the addressing statistics."""
@@ -72,7 +71,7 @@ class PerplexityConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        check_least(self, 1, "segment_length", "chunk_size", "max_tokens", "max_documents")
+        check_least(self, segment_length=1, chunk_size=1, max_tokens=1, max_documents=1)
 
 
 def evaluate(

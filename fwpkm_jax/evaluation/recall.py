@@ -21,7 +21,6 @@ from fwpkm_jax.evaluation import recall_views as views
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.intervals import wilson
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.devices import (
     memory_on_devices,
     model_on_devices,
@@ -30,6 +29,7 @@ from fwpkm_jax.evaluation.readers.devices import (
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import as_stored
 from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, not_finite
 from fwpkm_jax.layers.partition import Partition
+from fwpkm_jax.literals import check_least
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import Memory
 
@@ -46,7 +46,7 @@ class RecallConfig:
     """Equal ranges of distance, from 0 to the length of a sequence, in the table and the plot."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "batches", "batch_size", "num_bins")
+        check_least(self, batches=1, batch_size=1, num_bins=1)
 
 
 class AttentionReach(NamedTuple):

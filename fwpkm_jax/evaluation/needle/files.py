@@ -19,12 +19,12 @@ from typing import Any
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.samples import Needle, NeedleSample, build_samples
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.sources import Source, files_of, text_sources
 from fwpkm_jax.io.atomic import replacing
 from fwpkm_jax.io.options import read_options
 from fwpkm_jax.io.terminal import report
 from fwpkm_jax.io.untrusted import MOST_JSON_BYTES, parse_json, reading
+from fwpkm_jax.literals import check_least
 
 _KIND = "needle samples"
 _SETTINGS = ("words", "seed", *(field.name for field in dataclasses.fields(SampleSettings)))
@@ -49,7 +49,7 @@ class SampleOptions(SampleSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, 1, "words", "samples")
+        check_least(self, words=1, samples=1)
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed={self.seed} must be at least 0 and less than {2**32}.")
 

@@ -18,13 +18,12 @@ from flax import nnx
 
 from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.core.streams.pending import ChunkSize
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.finite import likeliest, not_finite, require_finite
 from fwpkm_jax.evaluation.readers.stream_reader import flush, label_losses, reset_caches
 from fwpkm_jax.evaluation.record import first_group
 from fwpkm_jax.generation import GenerationState, generate, init_generation
 from fwpkm_jax.generation.prompts import split_prompts
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 _LEAST_ROOM = 128  # Smallest capacity of full attention's cache; the others are 2, 4, ... times it.
@@ -53,7 +52,7 @@ class ReadingOptions:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        check_least(self, 1, "batch_size", "chunk_size", "piece_length", "readings")
+        check_least(self, batch_size=1, chunk_size=1, piece_length=1, readings=1)
 
 
 class Part(NamedTuple):

@@ -16,11 +16,11 @@ import numpy as np
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import files_of, missing_text, read_rows, text_sources
+from fwpkm_jax.literals import check_least
 from fwpkm_jax.paper.evaluation import gates_views as views
 
 _BINS = 10
@@ -39,7 +39,7 @@ class GatesConfig:
     """Batches read of each data set at most."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "batch_size", "chunk_size", "max_batches")
+        check_least(self, batch_size=1, chunk_size=1, max_batches=1)
 
 
 def evaluate(

@@ -65,7 +65,7 @@ class AbstractRange(AbstractSource):
     """A source of which a range of documents can be taken."""
 
     skip_documents: int = 0
-    """Leave out this many records at the start."""
+    """Leave out this many records at the start; below 0: all but so many at the end."""
     max_documents: int | None = None
     """Take at most this many records."""
 
@@ -90,7 +90,6 @@ class TextFiles(AbstractRange):
 SOURCES = LazyRegistry(
     {
         "text": f"{__name__}:TextFiles",
-        "fineweb_edu": f"{_PAPER}.fineweb_edu:FineWebEdu",
         "longcrawl64": f"{_PAPER}.longcrawl64:LongCrawl64",
         "pile": f"{_PAPER}.pile:Pile",
     }

@@ -13,9 +13,8 @@ from fwpkm_jax.evaluation.display.plot_style import (
     add_legend,
     blank_figure,
     count_in_thousands,
+    finish,
     save_figure,
-    set_title,
-    style_axes,
 )
 from fwpkm_jax.evaluation.display.tables import Record, format_table, signed
 
@@ -82,12 +81,15 @@ def plot(record: Record, directory: Path) -> list[Path]:
         at, mean = _mean_curve(curves, name)
         axes[0].plot(at, mean, color=color, lw=1.8, label=label)
     add_legend(axes[0])
-    axes[0].set_xlabel("position in the document (tokens)")
-    axes[0].set_ylabel("loss so far (nats per token)")
     counted = f"mean of {len(curves)} document" + ("s" if len(curves) > 1 else "")
-    style_axes(axes[0])
-    count_in_thousands(axes[0].xaxis)
-    set_title(axes[0], "Loss from the document's start", counted)
+    place = "position in the document (tokens)"
+    finish(
+        axes[0],
+        "Loss from the document's start",
+        counted,
+        xlabel=place,
+        ylabel="loss so far (nats per token)",
+    )
     if both:
         for curve in curves:
             at = _positions(curve)
@@ -97,13 +99,15 @@ def plot(record: Record, directory: Path) -> list[Path]:
         _, frozen = _mean_curve(curves, "frozen")
         axes[1].plot(at, mean - frozen, color=BLUE, lw=2.2)
         axes[1].axhline(0, color=GREY, lw=1)
-        axes[1].set_xlabel("position in the document (tokens)")
-        axes[1].set_ylabel("writing minus frozen (nats per token)")
-        style_axes(axes[1])
-        count_in_thousands(axes[1].xaxis)
-        set_title(
-            axes[1], "What writing changes", "documents thin, their mean thick; below 0 helps"
+        finish(
+            axes[1],
+            "What writing changes",
+            "documents thin, their mean thick; below 0 helps",
+            xlabel=place,
+            ylabel="writing minus frozen (nats per token)",
         )
+    for one in axes:
+        count_in_thousands(one.xaxis)
     return [save_figure(figure, directory / "ppl.png")]
 
 

@@ -11,9 +11,9 @@ from fwpkm_jax.evaluation.display.plot_style import (
     GREY,
     ORANGE,
     add_legend,
+    finish,
     new_figure,
     save_figure,
-    set_title,
 )
 from fwpkm_jax.evaluation.display.tables import Record, format_table, share
 
@@ -86,9 +86,14 @@ def plot(record: Record, directory: Path) -> list[Path]:
         axes.plot(at, accuracy, color=color, marker="o", ms=4.5, lw=1.8, clip_on=False,
                   label=f"{label}: {total:.3f}")  # fmt: skip
     add_legend(axes)
-    axes.set(xlim=(0, edge), ylim=(-0.01, 1.02))
-    axes.set_xlabel("distance from the stated fact to the answer (tokens)")
-    axes.set_ylabel("answers right (share)")
     answers = results["writing"]["all"]["answers"]
-    set_title(axes, "Recall of stated facts by distance", f"{answers:,} answers, 95 % intervals")
+    finish(
+        axes,
+        "Recall of stated facts by distance",
+        f"{answers:,} answers, 95 % intervals",
+        xlim=(0, edge),
+        ylim=(-0.01, 1.02),
+        xlabel="distance from the stated fact to the answer (tokens)",
+        ylabel="answers right (share)",
+    )
     return [save_figure(figure, directory / "recall.png")]

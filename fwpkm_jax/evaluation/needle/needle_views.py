@@ -13,9 +13,8 @@ from fwpkm_jax.evaluation.display.plot_style import (
     TEXT,
     add_legend,
     blank_figure,
+    finish,
     save_figure,
-    set_title,
-    style_axes,
 )
 from fwpkm_jax.evaluation.display.tables import Record, format_table, share
 from fwpkm_jax.evaluation.needle.scores import DEPTH_BINS
@@ -76,9 +75,9 @@ def plot(record: Record, directory: Path) -> list[Path]:
     _stacked_bars(
         left, {f"{words:,}": [r for r in runs if r["words"] == words] for words in lengths}
     )
-    left.set_xlabel("haystack (words)")
     samples = max(run["exact"]["answers"] for run in runs)
-    set_title(left, "Exact match", f"{samples} samples; intervals in the table")
+    told = f"{samples} samples; intervals in the table"
+    finish(left, "Exact match", told, xlabel="haystack (words)", ylabel="exact match (share)")
     _progress(right, runs)
     bars = save_figure(figure, directory / "needle.png")
     return [bars, _save_depths(runs, lengths, directory / "needle_depth.png")]
@@ -109,14 +108,12 @@ def _stacked_bars(axes: Axes, bars: Mapping[str, Sequence[Record]]) -> None:
         )  # fmt: skip
     axes.set_xticks(range(len(bars)), list(bars))
     axes.set(ylim=(0, 1.06), xlim=(-0.6, len(bars) - 0.4))
-    axes.set_ylabel("exact match (share)")
     handles, labels = axes.get_legend_handles_labels()
     order = np.argsort([int(label) for label in labels])
     add_legend(
         axes, handles=[handles[i] for i in order], labels=[labels[i] for i in order],
         ncols=5, handlelength=0.9, columnspacing=0.9, title="readings",
     )  # fmt: skip
-    style_axes(axes)
 
 
 def _progress(axes: Axes, runs: Sequence[Record]) -> None:
@@ -133,14 +130,17 @@ def _progress(axes: Axes, runs: Sequence[Record]) -> None:
     most = max(len(run["progress"]) for run in runs)
     axes.plot([0, most], [0, most], color="#CCCCCC", lw=1, zorder=0)
     axes.set(xlim=(0, most), ylim=(0, None))
-    axes.set_xlabel("samples so far")
-    axes.set_ylabel("exact matches so far")
     add_legend(axes, ncols=5, title="readings")
-    style_axes(axes)
     names = ("solid", "dashed", "dotted", "dash-dotted", "sparse dots")
     which = ", ".join(f"{n}: {words:,}" for n, words in zip(names, lengths, strict=False))
     which = f"; {which} words" if len(lengths) > 1 else ""
-    set_title(axes, "Along the samples", f"grey: all right{which}")
+    finish(
+        axes,
+        "Along the samples",
+        f"grey: all right{which}",
+        xlabel="samples so far",
+        ylabel="exact matches so far",
+    )
 
 
 def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path:

@@ -15,10 +15,9 @@ from fwpkm_jax.evaluation.display.plot_style import (
     ORANGE,
     add_legend,
     count_in_thousands,
+    finish,
     new_figure,
     save_figure,
-    set_title,
-    style_axes,
 )
 from fwpkm_jax.io.untrusted import OutsideFileError, parse_json
 
@@ -146,10 +145,7 @@ def _line(axes: Axes, curve: Curve, color: str, label: str | None) -> None:
 
 
 def _finish(axes: Axes, label: str, title: str) -> None:
-    style_axes(axes)
-    axes.set_xlabel("training step")
-    axes.set_ylabel(label)
+    finish(axes, title, "", xlabel="training step", ylabel=label)
     if axes.get_xlim()[1] > 5000:
         count_in_thousands(axes.xaxis)
     add_legend(axes, ncols=4)
-    set_title(axes, title, "")

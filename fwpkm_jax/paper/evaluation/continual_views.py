@@ -10,9 +10,9 @@ import numpy as np
 from fwpkm_jax.evaluation.display.plot_style import (
     COLORS,
     GREY,
+    finish,
     new_figure,
     save_figure,
-    set_title,
 )
 from fwpkm_jax.evaluation.display.tables import Record, format_table
 
@@ -72,15 +72,15 @@ def plot(record: Record, directory: Path) -> list[Path]:
         axes.plot(index + 1, changes[index + 1, index], color=color, marker="o", ms=9)
     _label_ends(axes, changes[-1], names)
     axes.set_xticks(stages, ["initial\nmemory", *(f"+ {name}" for name in names)])
-    axes.set_xlim(-0.15, len(names) + 0.1)
-    axes.set_xlabel("domains read so far")
-    axes.set_ylabel("change of the loss (nats per token)")
     tokens = np.mean(results["eval_tokens"])
-    set_title(
+    finish(
         axes,
         "What reading one domain after the other changes",
         f"below 0 helps; large dot: right after the domain itself; about {tokens:,.0f} tokens "
         "scored in each, 95 % intervals",
+        xlim=(-0.15, len(names) + 0.1),
+        xlabel="domains read so far",
+        ylabel="change of the loss (nats per token)",
     )
     return [save_figure(figure, directory / "continual.png")]
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from fwpkm_jax.evaluation.display.plot_style import (
     COLORS,
     blank_figure,
+    finish,
     save_figure,
-    set_title,
-    style_axes,
 )
 from fwpkm_jax.evaluation.display.tables import Record, format_table
 
@@ -49,16 +48,20 @@ def plot(record: Record, directory: Path) -> list[Path]:
     figure = blank_figure(1.2 + 3.6 * len(layers), 3.8)
     panels = figure.subplots(1, len(layers), sharey=True, squeeze=False)[0]
     for axes, layer in zip(panels, layers, strict=True):
-        style_axes(axes)
         for index, name in enumerate(sources):
             one = results["gates"][name][layer]
             color = COLORS[index % len(COLORS)]
             axes.stairs(one["share"], results["bins"], color=color, lw=1.8, label=Path(name).name)
             axes.stairs(one["share"], results["bins"], color=color, alpha=0.12, fill=True)
         means = ", ".join(f"{results['gates'][name][layer]['mean']:.2f}" for name in sources)
-        set_title(axes, layer.replace("_", " "), f"mean gate {means}")
-        axes.set(xlim=(0, 1), ylim=(0, None))
-        axes.set_xlabel("gate (1: the memory alone)")
+        finish(
+            axes,
+            layer.replace("_", " "),
+            f"mean gate {means}",
+            xlim=(0, 1),
+            ylim=(0, None),
+            xlabel="gate (1: the memory alone)",
+        )
     panels[0].set_ylabel("share of the tokens")
     if len(sources) > 1:
         panels[-1].legend(frameon=False, fontsize=9)

@@ -11,9 +11,9 @@ from fwpkm_jax.evaluation.display.plot_style import (
     ORANGE,
     TEXT,
     add_legend,
+    finish,
     new_figure,
     save_figure,
-    set_title,
 )
 from fwpkm_jax.evaluation.display.tables import Record, format_table, signed
 
@@ -71,7 +71,6 @@ def plot(record: Record, directory: Path) -> list[Path]:
         for task, count in zip(tasks, counts, strict=True)
     ]
     axes.set_xticks(range(len(tasks)), labels)
-    axes.set_ylabel("perplexity of the answers")
     add_legend(axes, handlelength=0.9)
-    set_title(axes, "LongBench", "lower is better")
+    finish(axes, "LongBench", "lower is better", ylabel="perplexity of the answers")
     return [save_figure(figure, directory / "longbench.png")]

@@ -8,9 +8,8 @@ from typing import Any
 
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.data.sample import TRAIN
-from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.needle.samples import SampleSettings, build_samples
-from fwpkm_jax.evaluation.sources import text_sources
+from fwpkm_jax.evaluation.sources import text_sources, texts_of
 
 
 def samples(

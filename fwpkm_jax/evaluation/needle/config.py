@@ -35,9 +35,6 @@ class SampleSettings:
 class NeedleConfig:
     """Needle in a haystack."""
 
-    sample_files: tuple[str, ...] = ()
-    """Files of samples, one for each length; see evaluation.needle.files. They replace the samples
-    made from text and their options, haystack_words and depths."""
     haystack_words: tuple[int, ...] = (4000,)
     """Whitespace words of a haystack; each length is evaluated separately."""
     readings: tuple[int, ...] = (1, 2, 3, 4)
@@ -47,6 +44,9 @@ class NeedleConfig:
     """Depths of the targets in percent, used in turn. Empty: uniform over the haystack."""
     samples: int = 500
     """Haystacks per length; fewer if the text is too short."""
+    seed: int | None = None
+    """Seed of keys, numbers, depths and targets. None: the run's. Models that read the same text
+    with the same seed are asked the same questions."""
     mode: Literal["paper", "reference"] = "paper"
     """paper: the last reading is written, then the question is read. reference: the question is
     read together with the haystack, before the write, as in the release."""
@@ -74,7 +74,7 @@ class NeedleConfig:
             values = getattr(self, name)
             if not values or min(values) < 1:
                 raise ValueError(f"{name}={values} must name numbers of at least 1.")
-        check_least(self, samples=1, piece_length=1)
+        check_least(self, samples=1, piece_length=1, seed=0)
         if isinstance(self.chunk_size, int):
             check_least(self, chunk_size=1)
 

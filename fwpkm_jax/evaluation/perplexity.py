@@ -3,8 +3,6 @@
 References: Zhao and Jones 2026, arXiv:2601.00671, sections 4.2, D.2, D.3; Figures 2, 9, 14, 15.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Accuracy on the generated recall task by distance, with writing enabled and disabled."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

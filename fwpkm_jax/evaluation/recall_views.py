@@ -1,7 +1,5 @@
 """The table, the plot and the finding of recall."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

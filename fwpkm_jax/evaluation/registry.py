@@ -1,7 +1,5 @@
 """The registry of all evaluations by name, those of other packages included."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from fwpkm_jax.evaluation.interface import Evaluation

@@ -1,7 +1,5 @@
 """The texts that evaluations read, by data set, with the hashes of their files."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -4,8 +4,6 @@ Which files are read is the library's choice: the single file where there is one
 beside it, otherwise those that the index names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

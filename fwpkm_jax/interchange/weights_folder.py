@@ -1,7 +1,5 @@
 """Exports a run's weights to a folder with `weights.safetensors` and `config.json`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

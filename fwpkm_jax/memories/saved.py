@@ -1,7 +1,5 @@
 """A generation's state as a saved memory, and back."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ where the file system has no second names. Bases never change. One that no memor
 goes when a memory is deleted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

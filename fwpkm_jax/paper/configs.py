@@ -11,8 +11,6 @@ have one training run, `paper_experiment`. What the paper leaves open (Adam's be
 common values; the sizes that it states are the defaults of the dataclasses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ A name is a backbone, then its memories: `gdn_swa__pkm6_fwpkm2_10` is the paper'
 FwPKM@2,10". Layers are counted from 0.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Documents of the task `fwpkm_needles`, generated without a connection."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from typing import Any

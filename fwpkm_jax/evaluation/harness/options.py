@@ -1,7 +1,5 @@
 """Options of the tasks of lm-evaluation-harness."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

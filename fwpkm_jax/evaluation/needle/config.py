@@ -1,7 +1,5 @@
 """Options of the needle evaluation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The needle evaluation: every length and number of readings, scored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The needle protocol: what is read in which order, and when the memory is written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """Scores of decoded answers: exact, digit and candidate match, overall and by depth."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

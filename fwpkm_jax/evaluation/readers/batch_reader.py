@@ -4,8 +4,6 @@ Each text of a batch has a memory of its own, so a text gives the same numbers a
 have few shapes: prompts are padded in front to a few lengths, and the last batch is filled up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Documents as one stream of segments: what is reset, dropped and written between them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Texts of two parts as tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

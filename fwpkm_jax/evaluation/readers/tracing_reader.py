@@ -1,7 +1,5 @@
 """A stream reader that logs which token wrote which slot, and which slots an answer read."""
 
-from __future__ import annotations
-
 import array
 from functools import partial
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A run's configuration in plain sentences, and the glossary of a report."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

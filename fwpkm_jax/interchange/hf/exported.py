@@ -1,7 +1,5 @@
 """Writes a run as a folder that the transformers library loads."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

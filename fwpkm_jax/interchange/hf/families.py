@@ -1,7 +1,5 @@
 """The families of the transformers library that can be read and written, by their `model_type`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal

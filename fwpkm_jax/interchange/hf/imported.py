@@ -1,7 +1,5 @@
 """Starts a run from a folder of the transformers library."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -6,8 +6,6 @@ flat files of uint16 in which an end of text follows each document.
 References: Buckman 2024, manifestai.com/articles/longcrawl64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

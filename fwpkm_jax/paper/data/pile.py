@@ -1,7 +1,5 @@
 """Domains of the Pile, for learning one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table, the plot and the finding of a continual-learning result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

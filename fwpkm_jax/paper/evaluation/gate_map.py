@@ -3,8 +3,6 @@
 References: Zhao and Jones 2026, arXiv:2601.00671, section 5.2; Figures 8 and 16.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 References: Zhao and Jones 2026, arXiv:2601.00671, Figure 3.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

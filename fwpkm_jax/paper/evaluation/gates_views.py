@@ -1,7 +1,5 @@
 """The table, the plot and the finding of gate histograms."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 References: Zhao and Jones 2026, arXiv:2601.00671, section 4.4, Figure 5.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Mapping, Sequence

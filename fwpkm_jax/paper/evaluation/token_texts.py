@@ -1,7 +1,5 @@
 """The text that each token of a sequence adds, for showing tokens to people."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 References: Zhao and Jones 2026, arXiv:2601.00671, section 5.1; Figure 7.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

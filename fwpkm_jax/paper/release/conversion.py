@@ -1,7 +1,5 @@
 """Converts checkpoints of the authors' release to weights of this package, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

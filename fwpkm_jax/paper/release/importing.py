@@ -1,7 +1,5 @@
 """Starts a run from a checkpoint of the authors' release, here or on the hub."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,8 +4,6 @@ The names are those in published checkpoints. Fused projections group their valu
 the arrays of this package use the same grouping.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple
 

@@ -18,7 +18,7 @@ from fwpkm_jax.data import make_dataset
 from fwpkm_jax.evaluation import recall_views as views
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
-from fwpkm_jax.evaluation.intervals import wilson
+from fwpkm_jax.evaluation.intervals import share
 from fwpkm_jax.evaluation.readers.devices import (
     memory_on_devices,
     model_on_devices,
@@ -225,14 +225,7 @@ def _scores(
     right: np.ndarray, distance: np.ndarray, edges: np.ndarray, reach: AttentionReach
 ) -> dict[str, Any]:
     def score(chosen: np.ndarray) -> dict[str, Any] | None:
-        answers, correct = int(chosen.sum()), int(right[chosen].sum())
-        if not answers:
-            return None
-        return {
-            "accuracy": correct / answers,
-            "interval": wilson(correct, answers),
-            "answers": answers,
-        }
+        return share(int(right[chosen].sum()), int(chosen.sum())) if chosen.any() else None
 
     def score_beyond(bound: int | None) -> dict[str, Any] | None:
         return None if bound is None else score(distance > bound)

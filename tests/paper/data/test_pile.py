@@ -74,9 +74,10 @@ def test_an_unknown_domain_is_named(pile):
         pile_domain(pile, "GitHub")
 
 
-def test_a_file_of_another_data_set_is_named(sample, texts_of):
-    with pytest.raises(ValueError, match=r"000_00000\.parquet has no column 'meta\.pile_set_name'"):
-        texts_of(pile_domain(sample, "FreeLaw"))
+def test_a_file_of_another_data_set_is_named(tmp_path, texts_of):
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet has no column 'meta\.pile_set_name'"):
+        texts_of(pile_domain(tmp_path, "FreeLaw"))
 
 
 def test_a_cut_file_is_named(pile, texts_of):

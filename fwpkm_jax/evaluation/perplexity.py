@@ -3,6 +3,7 @@
 References: Zhao and Jones 2026, arXiv:2601.00671, sections 4.2, D.2, D.3; Figures 2, 9, 14, 15.
 """
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Passes, Subject, passes_of
 from fwpkm_jax.evaluation.readers.document_reader import read_document
 from fwpkm_jax.evaluation.readers.finite import require_finite
-from fwpkm_jax.evaluation.readers.stream_reader import Reading, StreamReader
+from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.readers.token_losses import (
     TokenLosses,
     collect,
@@ -164,7 +165,9 @@ def _read_all(
             protocol=config.protocol,
             memory_reset=config.memory_reset,
         )
-        for reading in _one_behind(readings):
+        # Each is fetched while the next is computed.
+        for reading, _ in itertools.pairwise(itertools.chain(readings, [None])):
+            assert reading is not None
             losses, gates, slot_ids = reading.fetch()
             if slot_ids:
                 windows.add(slot_ids)
@@ -187,20 +190,6 @@ def _read_all(
         "addressing": windows.means(),
         "seconds": time.monotonic() - began,
     }
-
-
-def _one_behind(readings: Iterator[Reading]) -> Iterator[Reading]:
-    """The same readings, each delayed until the next is dispatched.
-
-    The caller's fetch of one reading then overlaps with the computation of the next.
-    """
-    previous = None
-    for reading in readings:
-        if previous is not None:
-            yield previous
-        previous = reading
-    if previous is not None:
-        yield previous
 
 
 PERPLEXITY = Evaluation(

@@ -96,7 +96,8 @@ def config_text(model: ModelConfig, *, context: int) -> dict[str, Any]:
     nearest = min(reasons, key=distance)
     raise ValueError(
         f"no family of the transformers library computes what this model does; in a {nearest}, "
-        f"the closest: {reasons[nearest][0]}."
+        f"the closest: {reasons[nearest][0]}. `fwpkm export RUN FOLDER` writes weights for this "
+        "package."
     )
 
 

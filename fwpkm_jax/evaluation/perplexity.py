@@ -74,10 +74,7 @@ class PerplexityConfig:
 
 
 def evaluate(
-    subject: Subject,
-    config: PerplexityConfig,
-    *,
-    sources: Sequence[Source] | None = None,
+    subject: Subject, config: PerplexityConfig, *, sources: Sequence[Source] | None = None
 ) -> Outcome:
     """Token-weighted perplexity of texts read as one stream, and the effect of writing on it.
 

@@ -4,16 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.evaluation.display.plot_style import (
-    BLUE,
-    GREY,
-    ORANGE,
-    add_legend,
-    blank_figure,
-    count_in_thousands,
-    finish,
-    save_figure,
-)
+from fwpkm_jax.evaluation.display import plot_style as style
 from fwpkm_jax.evaluation.display.tables import Record, format_table, signed
 
 _PASSES = {"writing": "writing", "frozen": "frozen memory"}
@@ -72,16 +63,18 @@ def plot(record: Record, directory: Path) -> list[Path]:
     if not curves:
         return []
     both = len(passes) == 2
-    figure = blank_figure(10.5 if both else 7.2, 4.2)
+    figure = style.blank_figure(10.5 if both else 7.2, 4.2)
     axes = list(figure.subplots(1, 2 if both else 1, squeeze=False)[0])
     for name in passes:
-        color, label = (BLUE, "writing") if name == "writing" else (ORANGE, "frozen memory")
+        color, label = (
+            (style.BLUE, "writing") if name == "writing" else (style.ORANGE, "frozen memory")
+        )
         at, mean = _mean_curve(curves, name)
         axes[0].plot(at, mean, color=color, lw=1.8, label=label)
-    add_legend(axes[0])
+    style.add_legend(axes[0])
     counted = f"mean of {len(curves)} document" + ("s" if len(curves) > 1 else "")
     place = "position in the document (tokens)"
-    finish(
+    style.finish(
         axes[0],
         "Loss from the document's start",
         counted,
@@ -92,12 +85,12 @@ def plot(record: Record, directory: Path) -> list[Path]:
         for curve in curves:
             at = _positions(curve)
             difference = _running(curve, "writing") - _running(curve, "frozen")
-            axes[1].plot(at, difference, color=BLUE, alpha=0.35, lw=1)
+            axes[1].plot(at, difference, color=style.BLUE, alpha=0.35, lw=1)
         at, mean = _mean_curve(curves, "writing")
         _, frozen = _mean_curve(curves, "frozen")
-        axes[1].plot(at, mean - frozen, color=BLUE, lw=2.2)
-        axes[1].axhline(0, color=GREY, lw=1)
-        finish(
+        axes[1].plot(at, mean - frozen, color=style.BLUE, lw=2.2)
+        axes[1].axhline(0, color=style.GREY, lw=1)
+        style.finish(
             axes[1],
             "What writing changes",
             "documents thin, their mean thick; below 0 helps",
@@ -105,8 +98,8 @@ def plot(record: Record, directory: Path) -> list[Path]:
             ylabel="writing minus frozen (nats per token)",
         )
     for one in axes:
-        count_in_thousands(one.xaxis)
-    return [save_figure(figure, directory / "ppl.png")]
+        style.count_in_thousands(one.xaxis)
+    return [style.save_figure(figure, directory / "ppl.png")]
 
 
 def _pick(scores: Record, name: str) -> Record:

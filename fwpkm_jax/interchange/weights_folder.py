@@ -7,12 +7,7 @@ import jax
 import numpy as np
 
 from fwpkm_jax.config import Experiment, read_experiment
-from fwpkm_jax.interchange.weights import (
-    Weights,
-    abstract_weights,
-    checked,
-    refuse_other_names,
-)
+from fwpkm_jax.interchange.weights import Weights, abstract_weights, checked, refuse_other_names
 from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
 from fwpkm_jax.io.safetensors import SafetensorsFile, write_tensors
 from fwpkm_jax.io.untrusted import OutsideFileError, shown

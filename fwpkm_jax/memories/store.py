@@ -228,10 +228,7 @@ def read_base(folder: str | Path, base: dict[str, str], path: Path) -> dict[str,
 
 
 def _put_together(
-    path: Path,
-    facts: dict[str, Any],
-    own: dict[str, np.ndarray],
-    shared: dict[str, np.ndarray],
+    path: Path, facts: dict[str, Any], own: dict[str, np.ndarray], shared: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """A memory's arrays, from what its file holds and its base's arrays."""
     problem = "is damaged: its arrays do not fit those of its base"

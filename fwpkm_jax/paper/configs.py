@@ -93,9 +93,7 @@ def ablation(name: str, *, rule: dict[str, Any] | None = None, **block: Any) -> 
     fast_weight = parent.model.fast_weight
     changed = replace(fast_weight, rule=replace(fast_weight.rule, **(rule or {})), **block)
     return replace(
-        parent,
-        model=replace(parent.model, fast_weight=changed),
-        run_dir=f"runs/ablations/{name}",
+        parent, model=replace(parent.model, fast_weight=changed), run_dir=f"runs/ablations/{name}"
     )
 
 

@@ -15,10 +15,7 @@ Property = Callable[[Any], None]
 
 
 def run_properties(
-    subject: str,
-    case: Any,
-    known: Mapping[str, Property],
-    chosen: Iterable[str] | None,
+    subject: str, case: Any, known: Mapping[str, Property], chosen: Iterable[str] | None
 ) -> None:
     """Checks properties in double precision mode and reports all broken ones.
 

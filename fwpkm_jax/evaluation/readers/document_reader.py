@@ -5,10 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from fwpkm_jax.evaluation.readers.segments import (
-    pairs_left_by_the_reference,
-    split_into_segments,
-)
+from fwpkm_jax.evaluation.readers.segments import pairs_left_by_the_reference, split_into_segments
 from fwpkm_jax.evaluation.readers.stream_reader import Reading, StreamReader
 
 

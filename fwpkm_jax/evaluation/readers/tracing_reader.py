@@ -94,10 +94,7 @@ class TracingReader:
             for place in np.argsort(-weights, kind="stable"):
                 slot = int(np.asarray(access[layer].slot_ids)[place])
                 entry = self.logs[layer].entry(
-                    slot,
-                    self._tokens,
-                    lookahead=self._rule.lookahead,
-                    num_writes=self.num_writes,
+                    slot, self._tokens, lookahead=self._rule.lookahead, num_writes=self.num_writes
                 )
                 slots.append(SlotRead(slot, float(weights[place]), entry))
             reads[layer] = LayerRead(float(gate), slots)

@@ -28,10 +28,7 @@ GLOSSARY = (
         "A row of the memory. A token reads the few slots whose addresses fit it best, and writes "
         "only to those.",
     ),
-    (
-        "gate",
-        "How much of the memory's answer a token takes, from 0 (none) to 1 (only that).",
-    ),
+    ("gate", "How much of the memory's answer a token takes, from 0 (none) to 1 (only that)."),
     (
         "nats, perplexity",
         "The loss is minus the logarithm of the probability that the model gave to the token that "
@@ -106,10 +103,7 @@ def describe_task(config: Config) -> str:
     if not config["model"]["memory_layers"]:
         return text
     groups = training["memory"]["groups"]
-    lifetimes = {
-        "carried": "carried from step to step",
-        "batch": "new in every batch",
-    }
+    lifetimes = {"carried": "carried from step to step", "batch": "new in every batch"}
     lived = lifetimes[lifetime]
     if groups == 1:
         return f"{text} All sequences of a batch shared one memory, {lived}."

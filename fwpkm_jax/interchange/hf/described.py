@@ -195,10 +195,7 @@ def _text(model: ModelConfig, model_type: str, context: int) -> dict[str, Any]:
         "dtype": model.parameter_dtype,
     }
     if family.window_theta is not None:
-        values["rope_parameters"] = {
-            FULL: _rope(attention, family),
-            WINDOW: _rope(window, family),
-        }
+        values["rope_parameters"] = {FULL: _rope(attention, family), WINDOW: _rope(window, family)}
     if family.experts != "all":
         values["intermediate_size"] = model.mlp_dim
     if family.biases == "asked":

@@ -269,11 +269,7 @@ FAMILIES: Mapping[str, Family] = {
 }  # fmt: skip
 """By `model_type`; those closest to the paper's models first."""
 
-TEXT_PARTS = {
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
-    "gemma3": "gemma3_text",
-}
+TEXT_PARTS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text"}
 """Models of text and images by `model_type`, and that of their text part."""
 
 

@@ -5,13 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fwpkm_jax.evaluation.display.plot_style import (
-    COLORS,
-    GREY,
-    finish,
-    new_figure,
-    save_figure,
-)
+from fwpkm_jax.evaluation.display import plot_style as style
 from fwpkm_jax.evaluation.display.tables import Record, format_table
 
 
@@ -56,12 +50,12 @@ def plot(record: Record, directory: Path) -> list[Path]:
     """Plots each domain's loss minus that of the initial memory, by stage."""
     results = record["results"]
     names = results["domains"]
-    figure, axes = new_figure(8.2, 4.6)
-    axes.axhline(0, color=GREY, lw=1)
+    figure, axes = style.new_figure(8.2, 4.6)
+    axes.axhline(0, color=style.GREY, lw=1)
     stages = np.arange(len(names) + 1)
     changes = np.array([[cell["loss"] for cell in row] for row in results["difference"]])
     for index in range(len(names)):
-        color = COLORS[index % len(COLORS)]
+        color = style.COLORS[index % len(style.COLORS)]
         bounds = np.array(
             [row[index]["interval"] or [row[index]["loss"]] * 2 for row in results["difference"]]
         )
@@ -71,7 +65,7 @@ def plot(record: Record, directory: Path) -> list[Path]:
     _label_ends(axes, changes[-1], names)
     axes.set_xticks(stages, ["initial\nmemory", *(f"+ {name}" for name in names)])
     tokens = np.mean(results["eval_tokens"])
-    finish(
+    style.finish(
         axes,
         "What reading one domain after the other changes",
         f"below 0 helps; large dot: right after the domain itself; about {tokens:,.0f} tokens "
@@ -80,7 +74,7 @@ def plot(record: Record, directory: Path) -> list[Path]:
         xlabel="domains read so far",
         ylabel="change of the loss (nats per token)",
     )
-    return [save_figure(figure, directory / "continual.png")]
+    return [style.save_figure(figure, directory / "continual.png")]
 
 
 def _label_ends(axes: Any, ends: np.ndarray, names: list[str]) -> None:
@@ -92,7 +86,7 @@ def _label_ends(axes: Any, ends: np.ndarray, names: list[str]) -> None:
         places[place] = max(places[place], places[place - 1] + 0.05 * (high - low))
     places += np.mean(ends[order] - places)
     for index, place in zip(order, places, strict=True):
-        color = COLORS[index % len(COLORS)]
+        color = style.COLORS[index % len(style.COLORS)]
         axes.annotate(
             names[index], (len(names), ends[index]), (len(names) + 0.18, place), va="center",
             color=color, weight="bold", fontsize=9, annotation_clip=False,

@@ -269,12 +269,7 @@ class _Writing:
             if stop is not None:
                 pieces = itertools.takewhile(lambda x, stop=stop: x.place.record < stop, pieces)
             documents = whole_documents(
-                encoded(
-                    pieces,
-                    self._encoder,
-                    append_eos=self._source.append_eos,
-                    num_threads=self._num_threads,
-                )
+                encoded(pieces, self._encoder, num_threads=self._num_threads)
             )
             if read is not None:
                 next(documents, None)  # It is written.

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from fwpkm_jax.data.documents import read_json_lines, text_field
+from fwpkm_jax.data.json_lines import read_json_lines, text_field
 from fwpkm_jax.data.tokenizers import Tokenizer
 from fwpkm_jax.io.untrusted import OutsideFileError, reading
 

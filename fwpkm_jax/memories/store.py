@@ -88,8 +88,9 @@ def existing(folder: str | Path, name: str) -> Path:
     if os.path.lexists(path) and not path.is_file():
         raise OutsideFileError(path, "is no file", otherwise="remove it, or choose another name")
     if not path.is_file():
-        there = some(names(folder), like=name) or "no memory"
-        raise FileNotFoundError(f"There is no memory {name!r} in {folder}, but {there}.")
+        there = some(names(folder), like=name)
+        others = f"; there are {there}." if there else ", which holds none."
+        raise FileNotFoundError(f"There is no memory {name!r} in {folder}{others}")
     return path
 
 

@@ -33,7 +33,7 @@ from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, read_json
 from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.run import WhichWeights, load_run
-from fwpkm_jax.storage.addresses import read_object, scheme_of
+from fwpkm_jax.storage.addresses import read_small, scheme_of
 from fwpkm_jax.training.runs.mirror import run_folder
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
@@ -239,7 +239,7 @@ def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict
         path = Path(name).expanduser()
         try:
             if remote:
-                content = read_object(name, most=_MOST_SMALL)
+                content = read_small(name, most=_MOST_SMALL)
             else:
                 content = read_bytes(path, most=_MOST_SMALL)
             load_tokenizer(name if remote else str(path))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.json_lines import Place
 from fwpkm_jax.data.longbench import MAX_TOKENS, TASKS, open_task, read_samples
 from fwpkm_jax.data.prepare.command import AbstractSource
 from fwpkm_jax.data.prepare.sources import Source, select

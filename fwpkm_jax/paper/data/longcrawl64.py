@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.json_lines import Place
 from fwpkm_jax.data.prepare.command import AbstractRange
 from fwpkm_jax.data.prepare.sources import Part, Source, select
 from fwpkm_jax.data.streams.files import LocalFile

@@ -1,10 +1,11 @@
-"""What is imported when it is first used: public names, and packages that extras install."""
+"""What is imported when it is first used: public names, entries of registries, extras' packages."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import sys
+from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,17 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
         return sorted({*vars(sys.modules[package]), *homes})
 
     return get, names
+
+
+class LazyRegistry(UserDict[str, Any]):
+    """Objects by name; one that stands as `module:NAME` is imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.data[name]
+        if isinstance(found, str):
+            module, attribute = found.split(":")
+            self.data[name] = found = getattr(importlib.import_module(module), attribute)
+        return found
 
 
 def import_extra(name: str, what: str, *, extra: str) -> Any:

@@ -6,8 +6,6 @@ where the file system has no second names. Bases never change. One that no memor
 goes when a memory is deleted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -231,10 +229,7 @@ def read_base(folder: str | Path, base: dict[str, str], path: Path) -> dict[str,
 
 
 def _put_together(
-    path: Path,
-    facts: dict[str, Any],
-    own: dict[str, np.ndarray],
-    shared: dict[str, np.ndarray],
+    path: Path, facts: dict[str, Any], own: dict[str, np.ndarray], shared: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """A memory's arrays, from what its file holds and its base's arrays."""
     problem = "is damaged: its arrays do not fit those of its base"

@@ -11,8 +11,6 @@ have one training run, `paper_experiment`. What the paper leaves open (Adam's be
 common values; the sizes that it states are the defaults of the dataclasses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -95,9 +93,7 @@ def ablation(name: str, *, rule: dict[str, Any] | None = None, **block: Any) -> 
     fast_weight = parent.model.fast_weight
     changed = replace(fast_weight, rule=replace(fast_weight.rule, **(rule or {})), **block)
     return replace(
-        parent,
-        model=replace(parent.model, fast_weight=changed),
-        run_dir=f"runs/ablations/{name}",
+        parent, model=replace(parent.model, fast_weight=changed), run_dir=f"runs/ablations/{name}"
     )
 
 

@@ -238,7 +238,7 @@ def _documents(
         pieces = part.read(encoder, Place(start) if read is None else Place(*read))
         if stop is not None:
             pieces = itertools.takewhile(lambda x, stop=stop: x.place.record < stop, pieces)
-        tokens = encoded(pieces, encoder, append_eos=source.append_eos, num_threads=num_threads)
+        tokens = encoded(pieces, encoder, num_threads=num_threads)
         documents = whole_documents(tokens)
         if read is not None:
             next(documents, None)  # It is written.

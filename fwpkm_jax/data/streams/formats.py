@@ -81,7 +81,6 @@ def encoded(
     pieces: Iterable[Piece],
     tokenizer: Tokenizer,
     *,
-    append_eos: bool = True,
     together: int = _TOGETHER,
     num_threads: int | None = None,
 ) -> Iterator[Tokens]:
@@ -90,11 +89,10 @@ def encoded(
     Args:
       pieces: of documents, in order.
       tokenizer: encodes them.
-      append_eos: whether the end of document follows each text.
       together: see `read_tokens`.
       num_threads: of the tokenizer; None: one for each processor.
     """
-    eos = np.asarray([tokenizer.eos_id] if append_eos else [], np.int32)
+    eos = np.asarray([tokenizer.eos_id], np.int32)
     threads = num_threads or os.cpu_count() or 1
     for group in _together(pieces, together):
         texts = [piece.content for piece in group if isinstance(piece.content, str)]

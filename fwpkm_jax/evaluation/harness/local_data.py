@@ -1,7 +1,5 @@
 """Tasks of lm-evaluation-harness with documents of this machine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

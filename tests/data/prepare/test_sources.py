@@ -38,6 +38,14 @@ def test_a_selection_is_a_slice_of_the_parts_laid_end_to_end(start, stop, texts_
     assert texts_of(source) == ALL[start:stop]
 
 
+@pytest.mark.parametrize(("start", "stop"), [(-3, -1), (-7, -5), (-2, None), (-4, 0)])
+def test_a_selection_counts_from_the_end(start, stop, texts_of):
+    source = Source(name="numbers", spans=select(PARTS, start=start, stop=stop))
+    assert texts_of(source) == ALL[start : stop or None]
+    with pytest.raises(ValueError, match="hold 7 records, and 8 are to be the last"):
+        select(PARTS, start=-8)
+
+
 def test_parts_are_counted_only_for_limits():
     part = Numbers("a", 3)
     part.count = None

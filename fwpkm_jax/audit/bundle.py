@@ -21,6 +21,8 @@ from fwpkm_jax.io.atomic import own_folder, replacing, write_json
 from fwpkm_jax.io.untrusted import (
     MOST_JSON_BYTES,
     OutsideFileError,
+    bounded_lines,
+    open_file,
     parse_json,
     read_json,
     reading,
@@ -115,10 +117,10 @@ def recomputed(folder: Path) -> tuple[str, list[Line]]:
 
 def _answers(path: Path) -> list[Answer]:
     found = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    with open_file(path) as file:
+        for number, line in enumerate(bounded_lines(file), start=1):
             place = f"line {number}"
-            if len(line) > MOST_JSON_BYTES:
+            if len(line) == MOST_JSON_BYTES:
                 raise OutsideFileError(path, "is too long", place, _AGAIN)
             record = parse_json(line, path, place=place, kind=dict)
             with reading(path, place=place, problem="is no answer", otherwise=_AGAIN):

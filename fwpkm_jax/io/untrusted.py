@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 MOST_JSON_BYTES = 2**23
 """Of a JSON file; parsed values may take thirty times as much."""
@@ -129,6 +129,18 @@ def size_of(path: str | os.PathLike[str], *, otherwise: str = "name a file") -> 
         kind = "is a directory" if stat.S_ISDIR(found.st_mode) else "is no file of bytes on a disk"
         raise OutsideFileError(path, kind, otherwise=otherwise)
     return found.st_size
+
+
+def open_file(path: str | os.PathLike[str], *, otherwise: str = "name a file") -> IO[bytes]:
+    """A file, opened to be read; what is refused is as in `size_of`."""
+    size_of(path, otherwise=otherwise)  # A pipe would wait for its other end.
+    with reading(path, otherwise=otherwise):
+        return open(path, "rb")
+
+
+def bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file; one of more than `MOST_JSON_BYTES` comes in parts of that many bytes."""
+    return iter(lambda: file.readline(MOST_JSON_BYTES), b"")
 
 
 def read_bytes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,7 @@ from fwpkm_jax.evaluation.display.plot_style import (
     set_title,
     style_axes,
 )
-from fwpkm_jax.io.untrusted import OutsideFileError, parse_json
+from fwpkm_jax.io.untrusted import OutsideFileError, bounded_lines, open_file, parse_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,8 +45,8 @@ def read_metrics(path: Path) -> dict[str, Curve]:
     """
     measures: dict[str, tuple[list[int], list[float]]] = {}
     with contextlib.ExitStack() as opened:
-        lines = opened.enter_context(path.open("rb")) if path.is_file() else []
-        for line in lines:
+        lines = opened.enter_context(open_file(path)) if path.is_file() else io.BytesIO()
+        for line in bounded_lines(lines):
             try:
                 record = parse_json(line, path, kind=dict)
             except OutsideFileError:

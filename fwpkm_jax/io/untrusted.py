@@ -131,6 +131,15 @@ def size_of(path: str | os.PathLike[str], *, otherwise: str = "name a file") -> 
     return found.st_size
 
 
+def refuse_link(path: str | os.PathLike[str]) -> None:
+    """Refuses a link where what is read is passed on.
+
+    By a link a stranger's folder could have other files of its reader's exported or shown.
+    """
+    if os.path.islink(path):
+        raise OutsideFileError(path, "is a link", otherwise="put what it names in its place")
+
+
 def open_file(path: str | os.PathLike[str], *, otherwise: str = "name a file") -> IO[bytes]:
     """A file, opened to be read; what is refused is as in `size_of`."""
     size_of(path, otherwise=otherwise)  # A pipe would wait for its other end.
@@ -138,9 +147,19 @@ def open_file(path: str | os.PathLike[str], *, otherwise: str = "name a file") -
         return open(path, "rb")
 
 
-def bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a file; one of more than `MOST_JSON_BYTES` comes in parts of that many bytes."""
-    return iter(lambda: file.readline(MOST_JSON_BYTES), b"")
+def bounded_lines(
+    file: IO[bytes], path: str | os.PathLike[str], *, otherwise: str = "delete the line"
+) -> Iterator[bytes]:
+    """The lines of a file that is open.
+
+    Raises:
+      OutsideFileError: a line has `MOST_JSON_BYTES` or more.
+    """
+    lines = iter(lambda: file.readline(MOST_JSON_BYTES), b"")
+    for number, line in enumerate(lines, start=1):
+        if len(line) == MOST_JSON_BYTES:
+            raise OutsideFileError(path, "is too long", f"line {number}", otherwise)
+        yield line
 
 
 def read_bytes(

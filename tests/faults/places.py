@@ -32,7 +32,6 @@ SECONDS = 10
 """Of computing; a command that waits longer than `_WALL` seconds hangs."""
 _WALL = 60
 SECRET = b"what the user never shares"
-_READ = os.O_RDONLY | os.O_CLOEXEC
 
 
 class Place(NamedTuple):
@@ -84,13 +83,14 @@ def make_small(folder: Path) -> None:
     model, state = _memory_model()
     memories.save(folder / "run" / "memories", "alice", state, model=model)
     memories.fork(folder / "run" / "memories", "alice", "bob")
+    shutil.copytree(folder / "run" / "memories", folder / "memories")
     bundle(folder / "bundle")
 
 
 def _fork(folder: Path) -> None:
     from fwpkm_jax import memories
 
-    memories.fork(folder / "run" / "memories", "bob", "carol")
+    memories.fork(folder / "memories", "bob", "carol")
 
 
 def _program(*arguments: str) -> Command:
@@ -128,7 +128,7 @@ def make_whole(folder: Path) -> None:
         _program("import", "hf", "HERE/model", "HERE/imported"),
         _resume(1),
         _GENERATE,
-        _program("export", "weights", "HERE/run", "HERE/weights"),
+        _program("export", "HERE/run", "HERE/weights"),
     ):
         assert command(folder) == 0
 
@@ -154,6 +154,12 @@ def _load(folder: Path) -> None:
     load_run(folder / "run")
 
 
+def _weights(folder: Path) -> None:
+    from fwpkm_jax.interchange import read_folder
+
+    read_folder(folder / "weights")
+
+
 def _chat(folder: Path) -> int:
     sys.stdin = io.StringIO("the cat\n/memory\n")
     return _program("chat", "HERE/run", "--memory", "alice", "--max_new_tokens", "3")(folder) or 0
@@ -161,10 +167,10 @@ def _chat(folder: Path) -> int:
 
 WHOLE: dict[str, Command] = {
     "load_run": _load,
-    "export weights": _program("export", "weights", "HERE/run", "HERE/out"),
+    "export": _program("export", "HERE/run", "HERE/out"),
     "export hf": _program("export", "hf", "HERE/imported", "HERE/out"),
     "import hf": _program("import", "hf", "HERE/model", "HERE/out"),
-    "audit WEIGHTS": _program("audit", "HERE/weights", "--out", "HERE/out"),
+    "read_folder": _weights,
     "generate": _GENERATE,
     "chat": _chat,
     "train, resumed": _resume(2),
@@ -188,8 +194,9 @@ def traced(command: Command, folder: Path) -> list[Place]:
             return
         path = os.path.abspath(os.fsdecode(path))
         made = event == "open" and path not in before and arguments[2] & os.O_CREAT
-        if path.startswith(f"{folder}/") and not made:
-            found[Place(path.removeprefix(f"{folder}/"), _opener())] = None
+        name = path.removeprefix(f"{folder}/")
+        if name != path and "/" in name and not made:  # The user names the folders themselves.
+            found[Place(name, _opener())] = None
 
     tracing = True
     sys.addaudithook(hook)
@@ -239,9 +246,10 @@ def make_odd(path: Path, odd: str, elsewhere: Path) -> None:
         (outside / "secret.json").write_bytes(SECRET)
     else:
         content = path.read_bytes() if path.is_file() else b""
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # A JSON object stays one.
             values = json.loads(content)
-            content = json.dumps(values | {"note": SECRET.decode()} if isinstance(values, dict) else values).encode()
+            if isinstance(values, dict):
+                content = json.dumps(values | {"note": SECRET.decode()}).encode()
         outside.write_bytes(content if SECRET in content else content + SECRET)
         path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -262,6 +270,10 @@ class _Late(BaseException):
     """A command waits for ever."""
 
 
+def _late(*_: object) -> None:
+    raise _Late
+
+
 def tried(command: Command, case: Case, good: Path, work: Path) -> Outcome:
     """Runs a command on folders in which a place is odd."""
     _copied(good, work)
@@ -270,22 +282,22 @@ def tried(command: Command, case: Case, good: Path, work: Path) -> Outcome:
     outside = _contents(elsewhere)
     Path("/proc/self/clear_refs").write_text("5")  # The largest resident set is counted anew.
     before, began = _peak_mib(), time.process_time()
+    heard = signal.signal(signal.SIGALRM, _late)
     signal.alarm(_WALL)
     code: Any = None
     try:
-        with _quiet() as (out, said):
+        with _quiet() as said:
             code = command(work)
     except _Late:
         return Outcome("hangs")
-    except (OSError, ValueError) as error:
-        code, text = (2, f"{error}\n") if case.command in ("load_run", "memories.fork") else (
-            None, traceback.format_exc()
-        )
-        said.write(text)
+    except (OSError, ValueError) as error:  # Of a function; a command prints it.
+        code = 2
+        said.write(str(error) if str(work) in str(error) else traceback.format_exc())
     except BaseException:
         said.write(traceback.format_exc())
     finally:
         signal.alarm(0)
+        signal.signal(signal.SIGALRM, heard)
     mib, cpu = _peak_mib() - before, time.process_time() - began
     text = said.getvalue().strip()
     last = text.splitlines()[-1] if text else ""
@@ -322,10 +334,10 @@ def _peak_mib() -> int:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[tuple[io.StringIO, io.StringIO]]:
-    out, said = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
-        yield out, said
+def _quiet() -> Iterator[io.StringIO]:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+        yield said
 
 
 def outcomes(name: str, *, only: tuple[str, ...] = ODD) -> Iterator[tuple[Case, Outcome]]:
@@ -373,10 +385,6 @@ def _child(name: str, folder: Path, numbers: str | None) -> None:
     listed = json.loads((folder / "cases.json").read_text())
     out = os.fdopen(os.dup(1), "w")
 
-    def late(*_: object) -> None:
-        raise _Late
-
-    signal.signal(signal.SIGALRM, late)
     for command in {listed[int(n)][0]: 0 for n in numbers.split(",")}:  # The first time imports.
         _copied(good, work)
         with _quiet():

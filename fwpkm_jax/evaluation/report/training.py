@@ -46,7 +46,7 @@ def read_metrics(path: Path) -> dict[str, Curve]:
     measures: dict[str, tuple[list[int], list[float]]] = {}
     with contextlib.ExitStack() as opened:
         lines = opened.enter_context(open_file(path)) if path.is_file() else io.BytesIO()
-        for line in bounded_lines(lines):
+        for line in bounded_lines(lines, path):
             try:
                 record = parse_json(line, path, kind=dict)
             except OutsideFileError:

@@ -29,7 +29,7 @@ def truncate_metrics(path: Path, *, step: int) -> None:
     except FileNotFoundError:
         return
     with os.fdopen(number, "rb") as old, replacing(path) as new:
-        for number, line in enumerate(bounded_lines(old), start=1):
+        for number, line in enumerate(bounded_lines(old, path), start=1):
             record_step = _record_step(line, path)
             if record_step is None:
                 logger.warning("Leaving out line %d of %s, which is no record.", number, path)

@@ -19,8 +19,9 @@ from fwpkm_jax.evaluation.display.html import save_page
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.io.atomic import own_folder, replacing, write_json
 from fwpkm_jax.io.untrusted import (
-    MOST_JSON_BYTES,
     OutsideFileError,
+    bounded_lines,
+    open_file,
     parse_json,
     read_json,
     reading,
@@ -115,11 +116,9 @@ def recomputed(folder: Path) -> tuple[str, list[Line]]:
 
 def _answers(path: Path) -> list[Answer]:
     found = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    with open_file(path) as file:
+        for number, line in enumerate(bounded_lines(file, path, otherwise=_AGAIN), start=1):
             place = f"line {number}"
-            if len(line) > MOST_JSON_BYTES:
-                raise OutsideFileError(path, "is too long", place, _AGAIN)
             record = parse_json(line, path, place=place, kind=dict)
             with reading(path, place=place, problem="is no answer", otherwise=_AGAIN):
                 found.append(Answer(**record))

@@ -336,9 +336,16 @@ def _filled(template: Any, path: Path, arrays: Mapping[str, np.ndarray]) -> Any:
                 f"{list(leaf.shape)}"
             )
             raise OutsideFileError(path, problem, name, "delete it, or use that version")
-    read = arrays.get("num_read", np.zeros(1))
-    if not np.all((read >= 0) & (read < _MOST_READ)):
-        raise OutsideFileError(path, "is out of range", "num_read", "delete it, or put back a copy")
+    limits = {"num_read": _MOST_READ}
+    for name in expected:
+        queue, _, last = name.rpartition("/")
+        if last == "num_waiting":  # The stream writes chunks until fewer tokens wait than one has.
+            tokens = [x for other, x in expected.items() if other.startswith(f"{queue}/tokens")]
+            limits[name] = 1 + tokens[0].shape[2]
+    for name, limit in limits.items():
+        found = arrays.get(name, np.zeros(1))
+        if not np.all((found >= 0) & (found < limit)):
+            raise OutsideFileError(path, "is out of range", name, "delete it, or put back a copy")
     return jax.tree.unflatten(
         jax.tree.structure(template), [jnp.array(arrays[name]) for name in expected]
     )

@@ -244,7 +244,8 @@ def notes() -> str:
             f" loss of unseen books by {text_cost('half', SMALL):+.4f} nats per byte. Hardened"
             f" slots cost models of plain text {text_cost('plain text', HARDENED):+.4f}.",
             f"- Ordinary gradient steps on the model's weights answer {100 * by_gradient():.0f} of"
-            " 100 facts that are stated once. In the models with a frozen backbone the default write"
+            " 100 facts that are stated once. In the models with a frozen backbone the default"
+            " write"
             f" leaves {_range(in_frozen_backbone())} of the facts after 30 conversations.",
         ]
     )

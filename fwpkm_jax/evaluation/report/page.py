@@ -14,7 +14,7 @@ from fwpkm_jax.evaluation.registry import EVALS
 from fwpkm_jax.evaluation.report import training, words
 from fwpkm_jax.io.atomic import own_folder
 from fwpkm_jax.io.terminal import shell_line
-from fwpkm_jax.io.untrusted import OutsideFileError, read_json, reading
+from fwpkm_jax.io.untrusted import OutsideFileError, read_json, reading, refuse_link
 
 logger = logging.getLogger(__name__)
 
@@ -261,4 +261,5 @@ def _flat(values: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _read(path: Path, *, otherwise: str) -> dict[str, Any] | None:
+    refuse_link(path)  # A page is passed on.
     return read_json(path, otherwise=otherwise, kind=dict) if path.is_file() else None

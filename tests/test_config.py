@@ -202,7 +202,6 @@ def test_fingerprint_ignores_exactly_what_changes_no_number():
         "training.log_every": 1,
         "training.validate_every": 3,
         "training.validation_batches": 2,
-        "data.num_workers": 2,
     }
     assert others.keys() == set(WITHOUT_EFFECT)
     for path, value in others.items():

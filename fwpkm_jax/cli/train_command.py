@@ -15,27 +15,29 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
-from fwpkm_jax.io.terminal import interruptible, is_deliberate, report, say_error, start_logging
+import jax
+
+from fwpkm_jax.cli.experiment import parse_command_line
+from fwpkm_jax.io.terminal import is_deliberate, report, say_error, start_logging
 from fwpkm_jax.io.untrusted import shown
+from fwpkm_jax.run.train import train
+from fwpkm_jax.storage.compile_cache import compile_cache
+from fwpkm_jax.storage.lock import LostLockError
+from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+from fwpkm_jax.training.compiling import abandoned_compilation
+from fwpkm_jax.training.diagnosis import NonFiniteError
+from fwpkm_jax.training.runs.processes import (
+    LOST,
+    DistributedConfig,
+    OtherProcessError,
+    connect,
+)
 
 DEFAULT_CONFIG = "recall"
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
     """Trains the experiment of a command line; returns the program's exit code."""
-    with interruptible(program):
-        # Imported here so that the data's worker processes, which import this file, start fast.
-        import jax
-
-        from fwpkm_jax.cli.experiment import parse_command_line
-        from fwpkm_jax.run.train import train
-        from fwpkm_jax.storage.compile_cache import compile_cache
-        from fwpkm_jax.storage.lock import LostLockError
-        from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
-        from fwpkm_jax.training.compiling import abandoned_compilation
-        from fwpkm_jax.training.diagnosis import NonFiniteError
-        from fwpkm_jax.training.runs.processes import DistributedConfig, OtherProcessError, connect
-
     start_logging("%(levelname)s: %(message)s")
     try:
         experiment = parse_command_line(arguments, default=DEFAULT_CONFIG, prog=program)
@@ -88,7 +90,5 @@ def _failed(alone: bool) -> int:
 
 def _end_without_others(program: str, error: Exception) -> NoReturn:
     """Ends this process where another one is gone: JAX would wait for it, then abort this one."""
-    from fwpkm_jax.training.runs.processes import LOST
-
     say_error(program, f"{shown(error)}. {LOST}")
     os._exit(1)

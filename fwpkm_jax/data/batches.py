@@ -2,63 +2,48 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grain
-from absl import flags
 
 from fwpkm_jax.data.batch import Batch, check_batching
 from fwpkm_jax.data.identity import check_same
 
 # Batches of tokens are small and quick to make, so a few prefetched ones hide their cost.
 BATCHES_AHEAD = 4
-# Worker processes send them as pickles: shared memory is scarce in containers, and Grain leaks
-# blocks of it when a program ends without closing its iterators.
-_NO_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=2**62)
 
 
 class BatchDataset(grain.IterDataset):
     """Batches of a map dataset in order; an iterator's position is one integer.
 
-    Grain's own state of a pipeline with worker processes names each worker's position. Here the
-    position is the number of batches given out, so a run may resume with another number of
-    workers, and a state saved anywhere reads `{"next_index": 28}`. Batches of files also have
+    It is the number of batches given out: `{"next_index": 28}`. Batches of files also have
     `source`, which identifies the files: `{"next_index": 28, "source": {...}}`.
     """
 
-    def __init__(
-        self, batches: grain.MapDataset, *, num_workers: int, source: Mapping[str, Any] | None
-    ):
+    def __init__(self, batches: grain.MapDataset, *, source: Mapping[str, Any] | None):
         super().__init__(batches)
-        self._batches = batches
-        self._num_workers = num_workers
-        self._source = source
+        self._batches, self._source = batches, source
 
     def __iter__(self) -> BatchIterator:
-        return BatchIterator(self._batches, num_workers=self._num_workers, source=self._source)
+        return BatchIterator(self._batches, source=self._source)
 
 
 class BatchIterator(grain.DatasetIterator):
     """Iterator of `BatchDataset`; `grain.checkpoint.CheckpointSave` takes it as it is."""
 
-    def __init__(
-        self, batches: grain.MapDataset, *, num_workers: int, source: Mapping[str, Any] | None
-    ):
+    def __init__(self, batches: grain.MapDataset, *, source: Mapping[str, Any] | None):
         super().__init__()
-        self._batches = batches
-        self._num_workers = num_workers
-        self._source = source
+        self._batches, self._source = batches, source
         self._next_index = 0
         self._inner: grain.DatasetIterator | None = None
 
     def __next__(self) -> Batch:
         if self._inner is None:
-            self._inner = self._start()
-        with _safe_path():  # The first batches start the worker processes.
-            batch = next(self._inner)
+            rest = self._batches[self._next_index :]
+            options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=BATCHES_AHEAD)
+            self._inner = iter(rest.to_iter_dataset(options))
+        batch = next(self._inner)
         self._next_index += 1
         return batch
 
@@ -85,45 +70,10 @@ class BatchIterator(grain.DatasetIterator):
         self._next_index = next_index
 
     def close(self) -> None:
-        """Stops the worker processes; the next batch starts them again."""
+        """Stops the thread that reads ahead; the next batch starts it again."""
         if self._inner is not None:
             self._inner.close()
             self._inner = None
-
-    def _start(self) -> grain.DatasetIterator:
-        rest = self._batches[self._next_index :].to_iter_dataset(
-            grain.ReadOptions(num_threads=1, prefetch_buffer_size=BATCHES_AHEAD)
-        )
-        if self._num_workers:
-            if (
-                not flags.FLAGS.is_parsed()
-            ):  # Grain reads absl flags, which only absl programs parse.
-                flags.FLAGS.mark_as_parsed()
-            rest = grain.experimental.WithOptionsIterDataset(rest, _NO_SHARED_MEMORY).mp_prefetch(
-                grain.MultiprocessingOptions(
-                    num_workers=self._num_workers, per_worker_buffer_size=BATCHES_AHEAD
-                )
-            )
-        return iter(rest)
-
-
-@contextlib.contextmanager
-def _safe_path() -> Iterator[None]:
-    """Processes that start in this context do not import modules from the current folder.
-
-    The folder may be a run of someone else, whose files could replace modules while Python starts.
-    Later a worker gets the import paths of the process that started it.
-    """
-    name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 class BatchRows(grain.MapDataset):
@@ -150,12 +100,9 @@ def batch_examples(
     *,
     batch_size: int,
     rows: Sequence[int] | None = None,
-    num_workers: int,
     source: Mapping[str, Any] | None = None,
 ) -> BatchDataset:
     """Batches of consecutive examples, or the same rows of each.
-
-    Workers take turns by whole batches, so their number does not change the batches.
 
     Raises:
       ValueError: `batch_size` is not positive, or `rows` are not some of a batch's, in order.
@@ -165,4 +112,4 @@ def batch_examples(
         examples = BatchRows(examples, batch_size=batch_size, rows=rows)
         batch_size = len(rows)
     batches = examples.batch(batch_size, drop_remainder=True)
-    return BatchDataset(batches, num_workers=num_workers, source=source)
+    return BatchDataset(batches, source=source)

@@ -1,7 +1,6 @@
 """Accuracy on the generated recall task by distance, with writing enabled and disabled."""
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -108,8 +107,6 @@ def evaluate(
         return _score_batches(subject, config, batches, subject.groups, num_values)
     if data is None:
         raise ValueError("batches=None: give batches, or evaluate a run on questions.")
-    # The batches are few and small: starting worker processes would take longer than making them.
-    data = dataclasses.replace(data, num_workers=0)
     batch_size, groups = config.batch_size or subject.batch_size, subject.groups
     if subject.lifetime == "batch":
         per_memory = subject.batch_size // groups

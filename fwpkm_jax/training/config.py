@@ -20,10 +20,9 @@ WITHOUT_EFFECT = (
     "training.log_every",
     "training.validate_every",
     "training.validation_batches",
-    "data.num_workers",
 )
-"""Settings that do not change what training computes: output paths, checkpoints, reports, data
-workers, devices and processes. Other devices change results by rounding only."""
+"""Settings that do not change what training computes: output paths, checkpoints, reports,
+devices and processes. Other devices change results by rounding only."""
 
 LogName = Literal["tensorboard", "wandb"]
 """Services that metrics can be sent to."""

@@ -106,12 +106,6 @@ FAULTS = (
         _PLUGINS,
     ),
     Fault(
-        "plugins: a worker of the data imports from the current folder",
-        '    os.environ[name] = "1"\n',
-        "    os.environ[name] = before or ''\n",
-        ("tests/data/test_batches.py", "-m", "not slow", "-k", "workers"),
-    ),
-    Fault(
         "plugins: a kernel's check imports from the current folder",
         '[sys.executable, "-P", "-m", _PROGRAM]',
         '[sys.executable, "-m", _PROGRAM]',

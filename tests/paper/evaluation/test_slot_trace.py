@@ -1,6 +1,5 @@
 import array
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest

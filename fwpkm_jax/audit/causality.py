@@ -128,8 +128,8 @@ def causality(
         text = f"Another text from token {blind[0].position} on moves no logits: it is not read."
     else:
         text = (
-            f"Another text from each of {_covered(positions, tokens.shape[1])} on moves nothing "
-            f"before it, {noise.told()}."
+            f"Another text from each of {_covered(positions, tokens.shape, rows_apart)} on moves "
+            f"nothing before it, {noise.told()}."
         )
     return Line(
         section="causality",
@@ -147,8 +147,10 @@ def causality(
     )
 
 
-def _covered(positions: Sequence[int], length: int) -> str:
-    """Which positions were looked at, and what could hide between them."""
+def _covered(positions: Sequence[int], shape: tuple[int, ...], rows_apart: bool) -> str:
+    """Which positions were looked at, in which rows, and what could hide between them."""
+    rows, length = shape
     hidden = int(np.max(np.diff([0, *sorted(positions), length]))) - 1
-    told = f"{len(set(positions))} of {length - 1:,} positions"
-    return told if not hidden else f"{told} (a look over up to {hidden} tokens could hide)"
+    told = f"{len(set(positions)):,} of {length - 1:,} positions"
+    told += f", each in one of {rows} rows" if rows_apart and rows > 1 else ""
+    return f"{told} (a look over up to {hidden} tokens could hide)" if hidden else told

@@ -27,10 +27,10 @@ from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 NEW = 4
 """Tokens that a user's answer has."""
-_ROWS = 32
+_ROWS = 32  # Of a probe; fewer where more tokens or bytes than the next two are needed.
+_MOST_TOKENS = 2**14
 _MOST_BYTES = 2**29  # Of the memories, and of the logits, of all rows together.
-_LEAST = 96
-_CHUNKS = 4
+_LEAST, _CHUNKS = 96, 4  # Tokens and chunks of a row, at least.
 
 
 class Probe(NamedTuple):
@@ -54,7 +54,7 @@ def probe(
 
     Args:
       model: the language model.
-      memory: leaves `[1, ...]`; where they are large there are fewer rows.
+      memory: leaves `[1, ...]`.
       seed: of the texts.
       row_length: tokens of a row that the model was trained on; None: unknown.
     """
@@ -63,7 +63,7 @@ def probe(
     bytes_of_row = max(
         sum(leaf.nbytes for leaf in jax.tree.leaves(memory)), 4 * length * model.config.vocab_size
     )
-    rows = max(2, min(_ROWS, _MOST_BYTES // bytes_of_row) // 2 * 2)
+    rows = max(2, min(_ROWS, _MOST_BYTES // bytes_of_row, _MOST_TOKENS // length) // 2 * 2)
     rng = np.random.default_rng(seed)
     tokens = rng.integers(model.config.vocab_size, size=(rows, length)).astype(np.int32)
     return Probe(tokens, boundaries(length, sizes, most=MOST_CALLS * rows))

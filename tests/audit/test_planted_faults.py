@@ -61,8 +61,10 @@ def line_of(subject):
 def test_a_sound_model_passes_bit_for_bit(subject):
     line = line_of(subject)
     assert line.verdict == "pass"
-    told = "Another text from each of 3 of 19 positions (a look over up to 7 tokens could hide) on "
-    assert line.text == told + "moves nothing before it, bit for bit."
+    assert line.text == (
+        "Another text from each of 3 of 19 positions, each in one of 3 rows (a look over up to 7 "
+        "tokens could hide) on moves nothing before it, bit for bit."
+    )
     assert line.numbers["back"] == [0, 0, 0]
 
 

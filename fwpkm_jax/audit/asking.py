@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import log_softmax
 
-from fwpkm_jax.audit.lines import Line, compare, judged
+from fwpkm_jax.audit.lines import Line, difference_of, differences, judged
 from fwpkm_jax.audit.origin import Answer
 from fwpkm_jax.audit.paths import ModelProgram, for_rows
 from fwpkm_jax.audit.questions import Question, Questions
@@ -114,11 +114,11 @@ def other_paths(subject: Subject, questions: Questions) -> Line:
         ]
 
     written = logits(write=True)
-    seen = not compare(*written).same
+    seen = bool(differences(*written))
     if not seen:
         bare = ModelProgram(without_memory_layers(subject.model), {})
         without = last_logits(bare, questions, questions.texts, write=False)
-        if compare(without, written[0]).same:
+        if not differences(without, written[0]):
             raise ValueError("the memory adds zero to the logits, so no answer can come from it.")
     return covers("paths past the memory", *logits(write=False), seen=seen)
 
@@ -146,24 +146,24 @@ def covers(name: str, logits: np.ndarray, others: np.ndarray, *, seen: bool = Tr
       others: the same after a text that states other values.
       seen: whether those values move the logits once they are written, as they must.
     """
-    found = compare(others, logits)
     moved = np.any(np.reshape(np.asarray(logits) != np.asarray(others), (len(logits), -1)), axis=1)
     if not seen:
         text = "Other values move no question even when they are written: it cannot fail."
-    elif found.same:
+    elif not moved.any():
         text = "With the memory frozen, other values in the text move no bit of any question."
     else:
+        largest = difference_of(np.asarray(others), np.asarray(logits))
         text = (
             f"With the memory frozen, other values in the text move {int(moved.sum())} of "
-            f"{len(moved)} questions by up to {found.largest:.2g}: a window, a convolution or a "
+            f"{len(moved)} questions by up to {largest:.2g}: a window, a convolution or a "
             "cache covers the needle, and its answers are not the memory's."
         )
     return Line(
         section="origin",
         name=name,
-        verdict=judged(found.same and seen),
+        verdict=judged(seen and not moved.any()),
         text=text,
-        numbers={"moved": int(moved.sum()), "questions": len(moved), "largest": found.largest},
+        numbers={"moved": int(moved.sum()), "questions": len(moved)},
     )
 
 

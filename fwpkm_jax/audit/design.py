@@ -11,10 +11,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from fwpkm_jax.audit.lines import difference_of
+from fwpkm_jax.audit.lines import difference_of, named_arrays
 
 Path = Callable[[np.ndarray], Any]
 """Token ids `[rows, length]` to logits `[rows, length, vocab]`, or to a dict of them as "logits"
@@ -82,12 +81,7 @@ def arrays_of(path: Path, tokens: np.ndarray) -> dict[str, np.ndarray]:
       ValueError: its logits are not `[rows, length, vocab]`.
     """
     found = path(tokens)
-    found = found if isinstance(found, Mapping) else {"logits": found}
-    leaves, _ = jax.tree_util.tree_flatten_with_path(found)
-    named = {
-        jax.tree_util.keystr(place, simple=True, separator="/"): np.asarray(leaf)
-        for place, leaf in leaves
-    }
+    named = named_arrays(found if isinstance(found, Mapping) else {"logits": found})
     if named["logits"].ndim != 3 or named["logits"].shape[:2] != tokens.shape:
         raise ValueError(
             f"A path gave logits of shape {named['logits'].shape} for tokens {tokens.shape}; it "

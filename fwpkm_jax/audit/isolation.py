@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fwpkm_jax.audit.design import ROUNDING, Noise, Path, antichain, arrays_of, other_tokens
-from fwpkm_jax.audit.lines import Line, compare, gaps, judged
+from fwpkm_jax.audit.lines import Line, differences, gaps, judged
 
 
 def apart(
@@ -114,21 +114,22 @@ def forgotten(
       rounding: share of an array's spread that does not count, where a device adds in no fixed
         order.
     """
-    found, control = (compare(one, never, rounding=rounding) for one in (back, further))
-    if control.same:
+    found, control = (differences(one, never, rounding=rounding) for one in (back, further))
+    if not control:
         text = "Reading more changed nothing, so this check cannot fail."
-    elif found.same:
+    elif not found:
         how = "all is within rounding" if rounding else "every bit is"
         text = f"After {what} {how} as if nothing more had been read."
     else:
+        where, largest = next(iter(found.items()))
         text = (
-            f"After {what}, {found.where} still differs by {found.largest:.2g} from one that "
-            "never read more: it is no reset."
+            f"After {what}, {where} still differs by {largest:.2g} from one that never read more: "
+            "it is no reset."
         )
     return Line(
         section="isolation",
         name=name,
-        verdict=judged(found.same and not control.same),
+        verdict=judged(bool(control) and not found),
         text=text,
-        numbers={"where": found.where},
+        numbers={"where": list(found)},
     )

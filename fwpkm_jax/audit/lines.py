@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -71,37 +71,26 @@ def refused(section: Section, name: str, why: object) -> Line:
     return Line(section=section, name=name, verdict="skipped", text=f"Refused: {why}")
 
 
-class Difference(NamedTuple):
-    """How two results of the same structure differ.
+def named_arrays(tree: Any) -> dict[str, np.ndarray]:
+    """The arrays of a pytree by the names of their places; "result" for an array alone."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(place, simple=True, separator="/") or "result": np.asarray(leaf)
+        for place, leaf in leaves
+    }
 
-    Attributes:
-      same: whether all arrays are equal; NaN equals NaN.
-      largest: largest absolute difference; infinite where shapes or structures differ.
-      where: path of the first array that differs; empty if none does.
+
+def differences(actual: Any, expected: Any, *, rounding: float = 0.0) -> dict[str, float]:
+    """By name the arrays of two pytrees that differ, with the largest difference of each.
+
+    What differs by at most `rounding` times the spread of the expected array is left out.
     """
-
-    same: bool
-    largest: float
-    where: str
-
-
-def compare(actual: Any, expected: Any, *, rounding: float = 0.0) -> Difference:
-    """How two pytrees of arrays differ by more than `rounding` times the spread of each array."""
-    ours, structure = jax.tree_util.tree_flatten_with_path(actual)
-    theirs, other = jax.tree_util.tree_flatten_with_path(expected)
-    if structure != other:
-        return Difference(False, float("inf"), "structure")
-    largest, where = 0.0, ""
-    for (path, x), (_, y) in zip(ours, theirs, strict=True):
-        x, y = np.asarray(x), np.asarray(y)
-        if x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes():
-            continue
-        gap = difference_of(x, y)
-        if rounding and gap <= rounding * float(np.std(y)):
-            continue
-        where = where or jax.tree_util.keystr(path, simple=True, separator="/") or "result"
-        largest = max(largest, gap)
-    return Difference(not where, largest, where)
+    ours, theirs = named_arrays(actual), named_arrays(expected)
+    if ours.keys() != theirs.keys():
+        return {"structure": float("inf")}
+    found = {name: difference_of(ours[name], theirs[name]) for name in ours}
+    spreads = {name: float(np.std(theirs[name])) if rounding else 0.0 for name in found}
+    return {name: gap for name, gap in found.items() if not gap <= rounding * spreads[name]}
 
 
 def difference_of(x: np.ndarray, y: np.ndarray) -> float:

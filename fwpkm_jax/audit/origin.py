@@ -173,7 +173,7 @@ def _control(answers: Sequence[Answer], condition: str) -> Line:
         text += (
             f" Written: {difference['exact']:+.3f}{difference.pop('interval')} exact over "
             f"{difference['pairs']} pairs (McNemar p = {difference['mcnemar_p']:.1g}), "
-            f"{-difference['nats']:+.2f} nats an answer."
+            f"{0 - difference['nats']:+.2f} nats an answer."
         )
     return Line(
         section="origin",

@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 from fwpkm_jax.audit.design import other_tokens
 from fwpkm_jax.audit.lines import Line, difference_of, judged
 from fwpkm_jax.audit.paths import ModelProgram
-from fwpkm_jax.audit.program import in_pieces
+from fwpkm_jax.audit.program import Program, in_pieces
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.sources import text_sources
 
@@ -18,7 +18,7 @@ WORSE = 0.5
 """Nats by which the loss behind the first write may exceed that of a frozen memory."""
 _ROWS = 4  # Texts that are read side by side for the first write.
 _PIECE = 512  # Tokens of the long text that are read in one call.
-_LATE = 8  # Pieces of the long text that are read twice.
+_LATE = 8  # Positions of the long text from which on another text is read.
 _EQUAL = 1e-5  # Nats that two equal calls may differ by, where a device adds in no fixed order.
 
 
@@ -42,7 +42,7 @@ def stability(subject: Subject, *, tokens: int) -> Iterator[Line]:
             for one in (program, ModelProgram(program.model, program.initial, writes=False))
         )
         yield first_write(written, frozen)
-    yield from _long(program, text[: tokens + 1])
+    yield from long_text(program, text[: tokens + 1])
 
 
 def first_write(
@@ -94,29 +94,27 @@ def _tokens(subject: Subject) -> Iterator[int]:
                 yield from source[number]["tokens"].tolist()
 
 
-def _long(program: ModelProgram, text: np.ndarray) -> list[Line]:
+def long_text(program: Program, text: np.ndarray) -> list[Line]:
     """The lines of a long text, read by one stream: all stays finite, and late tokens are causal.
 
-    Some pieces are read twice, the second time with another text from about their middle on.
+    Some pieces are read again, with another text from a position on.
     """
-    count = max(1, (len(text) - 1) // _PIECE)
-    state = program.start(1, _PIECE)
-    looked = np.linspace(0, count - 1, _LATE).astype(int)
+    piece = min(_PIECE, len(text) - 1)
+    count = (len(text) - 1) // piece
+    state = program.start(1, piece)
+    looked = np.linspace(piece // 4, count * piece - 1, _LATE).astype(int).tolist()
     losses, ahead = np.zeros(count), {}
     for number in range(count):
-        part = text[number * _PIECE : (number + 1) * _PIECE + 1][None]
+        start = number * piece
+        part = text[start : start + piece + 1][None]
         tokens, before = part[:, :-1], state
         logits, state = program.read(before, tokens, write=True)
-        losses[number] = _losses(logits[:, : part.shape[1] - 1], part[:, 1:]).mean()
-        if number in looked:
-            place = (_PIECE + number) // 2
-            changed = np.where(
-                np.arange(tokens.shape[1]) >= place,
-                other_tokens(tokens, program.vocab_size),
-                tokens,
-            )
+        losses[number] = _losses(logits, part[:, 1:]).mean()
+        others = other_tokens(tokens, program.vocab_size)
+        for place in (one - start for one in looked if start <= one < start + piece):
+            changed = np.where(np.arange(tokens.shape[1]) >= place, others, tokens)
             other, _ = program.read(before, changed, write=True)
-            ahead[number * _PIECE + place] = difference_of(logits[:, :place], other[:, :place])
+            ahead[start + place] = difference_of(logits[:, :place], other[:, :place])
     bad = np.flatnonzero(~np.isfinite(losses))
     good = not bad.size
     tenth = max(1, count // 10)
@@ -126,12 +124,12 @@ def _long(program: ModelProgram, text: np.ndarray) -> list[Line]:
         name="a long text",
         verdict=judged(good),
         text=(
-            f"All losses over {count * _PIECE:,} tokens are finite; {first:.3f} nats in the first "
+            f"All losses over {count * piece:,} tokens are finite; {first:.3f} nats in the first "
             f"tenth, {last:.3f} in the last."
             if good
-            else f"Not finite from token {int(bad[0]) * _PIECE:,} on."
+            else f"Not finite from token {int(bad[0]) * piece:,} on."
         ),
-        numbers={"tokens": count * _PIECE}
+        numbers={"tokens": count * piece}
         | ({"first_tenth": first, "last_tenth": last} if good else {}),
     )
     worst = max(ahead, key=lambda place: ahead[place])

@@ -7,6 +7,7 @@ import pytest
 
 from fwpkm_jax.audit import apart, causality, program_lines
 from fwpkm_jax.audit.design import antichain, boundaries
+from fwpkm_jax.audit.stability import long_text
 from tests.audit.toy import DIM, VOCAB, Toy
 
 ROWS, LENGTH = 6, 60
@@ -228,3 +229,22 @@ def test_boundaries_hold_the_edges_of_chunks_the_ends_and_late_places():
     assert len(found) <= 64
     assert {1, 1999, 255, 256, 257, 1791, 1792, 1793} <= set(found)
     assert max(np.diff(found)) < 100
+
+
+@pytest.mark.parametrize(("start", "verdict"), [(700, "fail"), (5000, "pass")])
+def test_a_look_ahead_that_begins_late_in_a_long_text_is_named(start, verdict):
+    text = np.random.default_rng(5).integers(VOCAB, size=1600)
+    finite, late = long_text(Toy(ahead(where=lambda place: place >= start)), text)
+    assert (finite.name, finite.verdict) == ("a long text", "pass")
+    assert (late.section, late.name, late.verdict) == ("causality", "late in a long text", verdict)
+    if verdict == "pass":
+        assert "Another text from each of 8 tokens on, the last of them token 1,535," in late.text
+
+
+def test_a_text_whose_losses_are_not_finite_fails_from_its_first_piece_on():
+    def fault(toy, x, state):
+        return np.where(places(x, state) >= 600, np.nan, x)
+
+    finite, _ = long_text(Toy(fault), np.zeros(1600, int))
+    assert finite.verdict == "fail"
+    assert finite.text == "Not finite from token 512 on."

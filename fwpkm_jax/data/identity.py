@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fwpkm_jax.io.untrusted import open_file
+
 FILES = "files"
 """Name of the files' identities in what a data position says of its source."""
 WHOLE = 2**30
@@ -33,7 +35,7 @@ def identity(file: Path, *, whole: int | None = None, blocks: int | None = None)
     whole, blocks = WHOLE if whole is None else whole, BLOCKS if blocks is None else blocks
     digest = hashlib.sha256()
     for part in (file, file.with_suffix(".idx")) if file.suffix.lower() == ".bin" else (file,):
-        with part.open("rb") as content:
+        with open_file(part) as content:
             size = os.fstat(content.fileno()).st_size
             digest.update(f"{size} ".encode())
             if size <= whole:

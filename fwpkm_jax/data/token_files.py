@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, size_of
+from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, reading, size_of
 
 _WIDE = b"# uint32\n"
 """The first line of the index of a file with four bytes per token."""
@@ -82,12 +82,13 @@ class TokenFile:
           ValueError: an id lies outside the vocabulary, or the file has shrunk.
         """
         start, stop, _ = tokens.indices(len(self))
-        ids = np.fromfile(
-            self.path,
-            self._dtype,
-            count=max(stop - start, 0),
-            offset=start * self._dtype.itemsize,
-        )
+        with reading(self.path, otherwise="put the file back"):
+            ids = np.fromfile(
+                self.path,
+                self._dtype,
+                count=max(stop - start, 0),
+                offset=start * self._dtype.itemsize,
+            )
         if len(ids) < stop - start:
             problem = (
                 f"has lost its end since it was opened: {stop - start} tokens from token {start} "

@@ -20,7 +20,7 @@ from fwpkm_jax.data.streams.names import (
     is_named,
     kind_of,
 )
-from fwpkm_jax.io.untrusted import is_pointer, reading, refuse_pointer, size_of
+from fwpkm_jax.io.untrusted import is_pointer, open_file, reading, refuse_pointer, size_of
 from fwpkm_jax.literals import some
 from fwpkm_jax.storage.addresses import check_store, open_store, scheme_of, store_error
 
@@ -113,8 +113,7 @@ class LocalFile(AbstractDataFile):
         return size_of(self.path)
 
     def open(self) -> IO[bytes]:
-        size_of(self.path)  # A pipe would wait for its other end.
-        return self.path.open("rb")
+        return open_file(self.path)
 
     def identity(self, *, sampled: bool) -> str:
         return identity(self.path, **_SAMPLED) if sampled else identity(self.path)
@@ -170,7 +169,7 @@ class HubFile(AbstractDataFile):
         return self.bytes
 
     def open(self) -> IO[bytes]:
-        return fetch_file(self.repository, self.path).open("rb")
+        return open_file(fetch_file(self.repository, self.path))
 
     def identity(self, *, sampled: bool) -> str:
         del sampled

@@ -183,8 +183,6 @@ LISTED = {
     "fwpkm_jax/data/prepare/output.py:_open": "opened by `open_own`, to be written",
     "fwpkm_jax/evaluation/display/html.py:image": OWN,
     "fwpkm_jax/evaluation/harness/options.py:HarnessConfig.parsed_metadata": USER,
-    "fwpkm_jax/evaluation/needle/files.py:read_samples": "the first line, with a bound",
-    "fwpkm_jax/evaluation/needle/files.py:_samples_of": "the user's own file of samples",
     "fwpkm_jax/evaluation/record.py:make_result": OWN,
     "fwpkm_jax/evaluation/report/page.py:_show": OWN,
     "fwpkm_jax/io/atomic.py:_to_disk": "reads no byte, and follows no link",

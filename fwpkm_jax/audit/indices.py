@@ -7,7 +7,6 @@ its probability, or 1 if it counts as right and else 0.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -161,7 +160,6 @@ def nothing_to_find(subject: Subject) -> Line:
         raise ValueError(f"{type(data).__name__} asks no questions; origin has text without facts.")
     num_values = data.num_answers
     rows = max(subject.groups, subject.batch_size)
-    data = dataclasses.replace(data, num_workers=0)
     dataset = make_dataset(data, split="valid", batch_size=rows, seed=subject.seed)
     with contextlib.closing(iter(dataset)) as batches:
         batch = next(batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,16 +79,11 @@ def _changed_files(saved: Any, now: Mapping[str, Any]) -> list[str]:
         there = [tuple(file) for source in now[split] for file in source]
         if [digest for _, digest in before] == [digest for _, digest in there]:
             continue
-        same = 0
-        while same < min(len(before), len(there)) and before[same][1] == there[same][1]:
-            same += 1
-        if same == len(before):
-            what = f"{there[same][0]} was not there"
-        elif same == len(there):
-            what = f"{before[same][0]} is gone"
-        elif before[same][0] == there[same][0]:
-            what = f"{there[same][0]} has other content"
+        pairs = itertools.zip_longest(before, there)
+        old, new = next((old, new) for old, new in pairs if (old and old[1]) != (new and new[1]))
+        if new is None:
+            what = f"{old[0]} is gone"
         else:
-            what = f"{there[same][0]} is where {before[same][0]} was"
+            what = f"{new[0]} has other content" if old else f"{new[0]} was not there"
         changed.append(f"{split} text: {what}")
     return changed

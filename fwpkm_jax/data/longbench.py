@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from fwpkm_jax.data.documents import read_json_lines, text_field
+from fwpkm_jax.data.json_lines import read_json_lines, text_field
 from fwpkm_jax.data.tokenizers import Tokenizer
 from fwpkm_jax.io.untrusted import OutsideFileError, open_file, reading
 
@@ -75,9 +75,7 @@ class LongBenchSample(NamedTuple):
         return prompt + max(len(tokenizer.encode(answer)) for answer in self.answers)
 
 
-def read_samples(
-    path: str | Path, task: str, *, skip: int = 0
-) -> Iterator[tuple[int, LongBenchSample | None]]:
+def read_samples(path: str | Path, task: str) -> Iterator[tuple[int, LongBenchSample | None]]:
     """Line numbers, from 1, and samples of one task; None for a sample that is left out.
 
     Left out are samples that are not English or longer than `MAX_WORDS`; `MAX_TOKENS` needs a
@@ -86,7 +84,6 @@ def read_samples(
     Args:
       path: the published `data.zip`, a folder of `TASK.jsonl` files, or such a file.
       task: one of `TASKS`.
-      skip: number of lines to skip.
 
     Raises:
       ValueError: the task is unknown or a record lacks a field; the error names it.
@@ -97,8 +94,7 @@ def read_samples(
     path = Path(path).expanduser()
     with open_task(path, task) as lines:
         for place, record in read_json_lines(lines, name=f"{path} ({task})"):
-            if (number := place.record + 1) <= skip:
-                continue
+            number = place.record + 1
             yield number, _sample(record, task, number, place=f"{path} ({task}), line {number}")
 
 

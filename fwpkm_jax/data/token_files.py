@@ -58,7 +58,8 @@ class TokenFile:
         for file in (path, index):
             if not file.exists():
                 raise FileNotFoundError(
-                    f"There is no {file.absolute()}; a tokenised text is a .bin and an .idx file."
+                    f"There is no {file.absolute()}; a tokenised text is a .bin and an .idx file, "
+                    "both of which `python -m fwpkm_jax.data.prepare` writes."
                 )
         size = size_of(path)
         lengths, self._dtype = _read_index(index, size)

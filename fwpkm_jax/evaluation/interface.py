@@ -1,7 +1,5 @@
 """The interface of evaluations: what they receive, what they give, and how they are registered."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A generation's state as a saved memory, and back."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -118,11 +116,7 @@ def save(
 
 
 def load(
-    folder: str | Path,
-    name: str,
-    model: LanguageModel,
-    *,
-    max_length: int | None = None,
+    folder: str | Path, name: str, model: LanguageModel, *, max_length: int | None = None
 ) -> GenerationState:
     """The state that was saved under a name, bit for bit, on the first device.
 

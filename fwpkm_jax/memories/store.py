@@ -6,8 +6,6 @@ where the file system has no second names. Bases never change. One that no memor
 goes when a memory is deleted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -88,8 +86,9 @@ def existing(folder: str | Path, name: str) -> Path:
     if os.path.lexists(path) and not path.is_file():
         raise OutsideFileError(path, "is no file", otherwise="remove it, or choose another name")
     if not path.is_file():
-        there = some(names(folder), like=name) or "no memory"
-        raise FileNotFoundError(f"There is no memory {name!r} in {folder}, but {there}.")
+        there = some(names(folder), like=name)
+        others = f"; there are {there}." if there else ", which holds none."
+        raise FileNotFoundError(f"There is no memory {name!r} in {folder}{others}")
     return path
 
 
@@ -230,10 +229,7 @@ def read_base(folder: str | Path, base: dict[str, str], path: Path) -> dict[str,
 
 
 def _put_together(
-    path: Path,
-    facts: dict[str, Any],
-    own: dict[str, np.ndarray],
-    shared: dict[str, np.ndarray],
+    path: Path, facts: dict[str, Any], own: dict[str, np.ndarray], shared: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """A memory's arrays, from what its file holds and its base's arrays."""
     problem = "is damaged: its arrays do not fit those of its base"

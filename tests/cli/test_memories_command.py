@@ -70,7 +70,10 @@ def test_memories_are_listed_described_and_deleted(program, tmp_path):
 
 def test_what_the_command_cannot_do_is_one_line(program, tmp_path):
     for arguments, message in (
-        (("--show", "alice"), f"There is no memory 'alice' in {tmp_path / 'memories'}, but no mem"),
+        (
+            ("--show", "alice"),
+            f"There is no memory 'alice' in {tmp_path / 'memories'}, which holds none.",
+        ),
         (("--delete", "../x"), "name='../x' must be 1 to 100 ASCII letters"),
     ):
         code, shown = program(*arguments)

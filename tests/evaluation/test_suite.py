@@ -24,8 +24,8 @@ from fwpkm_jax.interchange import Weights, start_run
 from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig, Checkpoints
-from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.state import MemoryConfig, init_state
+from fwpkm_jax.training.training_config import TrainingConfig
 from tests.data.plain_writer import write_token_file
 from tests.evaluation.conftest import tiny_model_config
 

@@ -303,7 +303,7 @@ def page_commands() -> list[list[str]]:
     """The commands of the tutorial, with values of options for a model of two layers."""
     blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     commands, used = [], set()
-    for line in "".join(blocks).splitlines():
+    for line in "".join(blocks).replace("\\\n", "").splitlines():
         words, skip = [], False
         for word in shlex.split(line):
             if word.startswith("--"):

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 def commands() -> list[list[str]]:
     """The page's commands, with names of the small hub and smaller values."""
     text = PAGE.read_text(encoding="utf-8").replace("s3://BUCKET", "memory://bucket")
-    text = text.replace("OWNER/NAME", "me/memory")
+    text = text.replace("OWNER/NAME", "me/memory").replace("\\\n", "")
     found, used = [], set()
     for line in "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).splitlines():
         words, skip = [], False

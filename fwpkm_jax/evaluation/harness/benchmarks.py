@@ -1,7 +1,5 @@
 """Runs tasks of lm-evaluation-harness on a run, once with the memory writing and once frozen."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.metadata

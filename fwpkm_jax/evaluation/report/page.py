@@ -1,7 +1,5 @@
 """The report page: every result, the model and its task, its training, and all provenance."""
 
-from __future__ import annotations
-
 import json
 import logging
 import tempfile

@@ -1,7 +1,5 @@
 """Texts of several domains, each with a part to adapt to and a part to evaluate on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 References: Zhao and Jones 2026, arXiv:2601.00671, section 5.1; Figure 7.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,13 +15,12 @@ from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.needle.config import NeedleConfig
-from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.needle.reading import answer_each, encode_prompt, open_reader
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.readers.tracing_reader import SlotRead, TracingReader
 from fwpkm_jax.evaluation.reconfigure import with_yarn
 from fwpkm_jax.evaluation.record import describe_resets
-from fwpkm_jax.evaluation.sources import files_of, missing_text, text_sources
+from fwpkm_jax.evaluation.sources import files_of, missing_text, text_sources, texts_of
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.paper.evaluation import trace_views as views
 from fwpkm_jax.paper.evaluation.token_texts import token_texts

@@ -10,8 +10,6 @@
 Where several are there, the first of these is read, as the transformers library does.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -164,7 +164,7 @@ def test_without_a_right_answer_the_best_is_shown_or_refused(model, memory, tmp_
     ("options", "message"),
     [
         ({"readings": 0}, r"readings=\(0,\) must name numbers of at least 1"),
-        ({"samples": 0}, "samples=0 must be at least 1"),
+        ({"samples": 0}, "samples=0 is too small; use 1"),
         ({"otherwise": "none"}, "otherwise='none'"),
     ],
 )

@@ -68,6 +68,8 @@ def main(arguments: Sequence[str], program: str = "fwpkm demo") -> int:
     options = parse_options(DemoOptions, arguments, program)
     if options.memory is None and not options.write:
         raise ValueError("write=False needs --memory FOLDER; the script shows both.")
+    if options.memory is not None and options.memory.exists() and not options.memory.is_dir():
+        raise ValueError(f"memory={options.memory} is a file; name a folder, which may be new.")
     use_compile_cache()
     if options.memory is not None:
         return _talk(options.memory, write=options.write)
@@ -142,7 +144,7 @@ def _script(folder: Path) -> None:
     with conversation(run, folder, write=False) as talk:
         guesses = [ask(talk, name) for name in FACTS]
     row = "   {:20}{:8}{:15}{}"
-    print(row.format("asked", "told", "with writing", "writing disabled"))
+    print(row.format("asked", "told", "memory written", "not written"))
     for (name, number), *said in zip(FACTS.items(), answers, guesses, strict=True):
         print(row.format(f"Call {name} at", number, *map(visible, said)))
     right = (sum(map(operator.eq, FACTS.values(), said)) for said in (answers, guesses))

@@ -131,7 +131,7 @@ class NeedleMix:
         words = self.sentence
         if self.other_sentences:
             words = self._sentences[rng.integers(len(self._sentences))]
-        needles = self._draw(rng)
+        needles = self.draw(rng)
         text = text[: total - 2 * sum(len(_stated(words, *needle)) for needle in needles)]
         # Between the parts lies text that keeps the last statement and the first question apart.
         gap = self._gap(words)
@@ -176,7 +176,8 @@ class NeedleMix:
         # The same digit of the last statement and the first question: one sentence is between.
         return max(self.min_distance - self._size(words), 0)
 
-    def _draw(self, rng: np.random.Generator) -> list[tuple[str, str]]:
+    def draw(self, rng: np.random.Generator) -> list[tuple[str, str]]:
+        """Keys, all of them different, and values of one row."""
         draw_key = random_name if self.keys == "names" else random_key
         needles: dict[str, str] = {}
         while len(needles) < self.num_needles:

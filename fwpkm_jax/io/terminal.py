@@ -73,6 +73,12 @@ def say_error(program: str, error: object) -> None:
     print(f"{program}: {visible(str(error))}", file=sys.stderr, flush=True)
 
 
+def say_what_lasts(line: str) -> None:
+    """Prints what a silent minute is for, where somebody waits at a terminal."""
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def interruptible(program: str) -> Iterator[None]:
     """While the context lasts, SIGINT ends the process in one line with exit code 130.

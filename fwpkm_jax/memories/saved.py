@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -266,10 +267,6 @@ def _arrays(tree: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf) for name, leaf in _named(tree).items()}
 
 
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
 def _without_caches(state: GenerationState) -> Any:
     """The parts of a state that outlast its positions."""
     layers = {name: layer._replace(cache=None) for name, layer in state.stream.layers.items()}
@@ -315,7 +312,8 @@ def _template(
 
 def _named(tree: Any) -> dict[str, Any]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {_name(path): leaf for path, leaf in leaves}
+    name = partial(jax.tree_util.keystr, simple=True, separator="/")
+    return {name(path): leaf for path, leaf in leaves}
 
 
 def _filled(template: Any, path: Path, arrays: Mapping[str, np.ndarray]) -> Any:

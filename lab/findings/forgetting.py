@@ -58,7 +58,7 @@ def lost(gates: str, method: str, moment: str) -> np.ndarray:
 
 
 def minus_plain(gates: str, method: str, moment: str) -> Estimate:
-    """What a write loses minus what the plain write loses, over the trainings."""
+    """What a write loses minus what the default write loses, over the trainings."""
     return over_seeds(lost(gates, method, moment) - lost(gates, PLAIN, moment))
 
 
@@ -68,7 +68,7 @@ def kept(gates: str, method: str, moment: str) -> np.ndarray:
 
 
 def times_plain(method: str) -> float:
-    """CPU time of reading and writing eight rows, relative to the plain write."""
+    """CPU time of reading and writing eight rows, relative to the default write."""
     gates = "again" if method.startswith("neighbours") else "half"
     lines = [line for line in lines_of(FILES[gates]) if line["measure"] == "cost"]
     spent = {line["method"]: line["cpu_milliseconds"] for line in lines}
@@ -163,7 +163,7 @@ def _means(domains: Sequence[Sequence[float]]) -> float:
 
 
 def text_cost(models: str, method: str) -> Estimate:
-    """Loss of unseen books minus the plain write's, over books and seeds."""
+    """Loss of unseen books minus the default write's, over books and seeds."""
     files = FILES | {"plain text": "retention_plain_text_cpu.jsonl"}
     lines = [line for line in lines_of(files[models]) if line["measure"] == "text"]
     plain = {line["run"]: line["text"] for line in lines if line["method"] == PLAIN}
@@ -200,12 +200,17 @@ def answer() -> str:
     )
 
 
+def _shown(write: str) -> str:
+    """A write as the page calls it."""
+    return "default" if write == PLAIN else write.replace("keys still", "frozen keys")
+
+
 def table() -> str:
     names = {"open": "open", "half": "at a half", "again": "open, one seed"}
     stores = {STORE_LARGE: "none: exact neighbours of the tokens that replay 2048 keeps"}
     rows = []
     for gates, method in _ROWS:
-        cells = [names[gates], stores.get(method, method).replace("keys still", "frozen keys")]
+        cells = [names[gates], _shown(stores.get(method, method))]
         cells += [
             f"{share_over_seeds(lost(gates, method, TEXT)):.2f}",
             f"{share_over_seeds(lost(gates, method, FACTS)):.2f}",
@@ -224,22 +229,23 @@ def notes() -> str:
     plain, hardened = domains(PLAIN), domains(HARDENED)
     return "\n".join(
         [
-            "- Minus the plain write, over three seeds: with gates initialised open"
+            "- Minus the default write, over three seeds: with gates initialised open"
             f" {against('open', SMALL, FACTS)} of the facts are lost among other facts, and frozen"
             f" keys lose {against('open', STILL, TEXT)} in text. With gates initialised at a half"
             f" the same differences are {against('half', LARGE, FACTS)} (replay of 2,048) and"
             f" {against('half', STILL, TEXT)}: seeds differ too much to say more.",
             _neighbours(),
-            "- Domains of text (models of plain text): the plain write gains"
+            "- Domains of text (models of plain text): the default write gains"
             f" {plain[0]:.4f} nats on a domain that others follow and loses {plain[1]:.4f} of it;"
             f" hardening 1 with six inner steps gains {hardened[0]:.4f} and loses"
             f" {hardened[1]:.4f}.",
             _unread(),
-            "- Text costs little: minus the plain write, the write with replay of 512 changes the"
+            "- Text costs little: minus the default write, the write with replay of 512 changes the"
             f" loss of unseen books by {text_cost('half', SMALL):+.4f} nats per byte. Hardened"
             f" slots cost models of plain text {text_cost('plain text', HARDENED):+.4f}.",
             f"- Ordinary gradient steps on the model's weights answer {100 * by_gradient():.0f} of"
-            " 100 facts that are stated once. In the models with a frozen backbone the plain write"
+            " 100 facts that are stated once. In the models with a frozen backbone the default"
+            " write"
             f" leaves {_range(in_frozen_backbone())} of the facts after 30 conversations.",
         ]
     )
@@ -255,7 +261,7 @@ def _unread() -> str:
 
     return (
         f"- Domains left unread, each once: {models(plain.seeds)} of plain text, trained again,"
-        f" gain {plain.read.mean():+.4f} nats with the plain write on a domain just read, and"
+        f" gain {plain.read.mean():+.4f} nats with the default write on a domain just read, and"
         f" {plain.never.mean():+.4f} on the unread one at the same moments, which is what reading"
         f" any text gives. {difference(plain)} (without {most} {others:+.4f}). Hardening 1 with six"
         f" inner steps, {models(hardened.seeds)}: {brief(hardened)}. One model trained with"
@@ -282,7 +288,7 @@ def _neighbours() -> str:
         return f"{lost('again', method, moment).mean():.2f}"
 
     return (
-        "- Exact neighbours in the table's place (one seed, with which the plain write loses"
+        "- Exact neighbours in the table's place (one seed, with which the default write loses"
         f" {of(PLAIN)} among other facts): over the tokens that replay of 512 keeps they lose"
         f" {of(STORE_SMALL)} and the write with that replay {of(SMALL)}, of 2,048"
         f" {of(STORE_LARGE)} and {of(LARGE)}. A store of the last 2,048 tokens loses"
@@ -294,7 +300,7 @@ def _neighbours() -> str:
 
 def draw() -> Figure:
     names = {
-        PLAIN: "plain",
+        PLAIN: "default",
         STILL: "frozen keys",
         RELOCATED: "+ relocation",
         SMALL: "+ replay 512,\n4 inner steps",

@@ -72,7 +72,7 @@ def test_an_evaluation_that_reports_recall_says_its_controls(name):
     evaluation = EVALS[name]
     source = Path(inspect.getfile(evaluation.evaluate))
     files = [source] if source.parent.name == "evaluation" else source.parent.glob("*.py")
-    reports = any(re.search(r'"(accuracy|exact)"', file.read_text()) for file in files)
+    reports = any(re.search(r'"(accuracy|exact)"|import share', file.read_text()) for file in files)
     assert (evaluation.controls is not None) == reports
     assert ("fwpkm audit RUN" in evaluation.controls_line()) == reports
 

@@ -27,10 +27,11 @@ QWEN = {
     "tie_word_embeddings": True, "max_position_embeddings": 64,
 }  # fmt: skip
 SMALLER = {
-    "--model.memory_layers": ["1"], "--model.fast_weight.rule.num_subkeys": ["8"],
-    "--model.fast_weight.chunk_size": ["8"], "--data.length": ["16"],
-    "--training.batch_size": ["2"], "--training.steps": ["2"], "--ppl.max_tokens": ["20"],
-    "--max_new_tokens": ["3"],
+    "--add_memory": [
+        "--model.fast_weight.rule.num_subkeys", "8", "--model.fast_weight.chunk_size", "8"
+    ],
+    "--data.length": ["16"], "--training.batch_size": ["2"], "--training.steps": ["2"],
+    "--ppl.max_tokens": ["20"], "--max_new_tokens": ["3"],
     "--lm_eval.tasks": ["tiny_choice", "--lm_eval.include_path", "tasks", "--limit", "2"],
 }  # fmt: skip
 """Values of the page's options for the model above."""

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import math
 import re
 import shutil
 
@@ -12,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.extend.core import jaxprs_in_params
 
 from fwpkm_jax.cli.experiment import parse_command_line
+from fwpkm_jax.config import read_experiment
 from fwpkm_jax.interchange import Weights, start_run
 from fwpkm_jax.interchange.weights import abstract_weights
 from fwpkm_jax.layers.experts import ExpertsConfig
@@ -168,15 +167,26 @@ def test_what_does_not_go_with_the_base_is_refused(base, tmp_path):
         parse_command_line(["--base", str(base)], default="recall")
 
 
-def dot_operations(jaxpr):
-    """Multiplications and additions of all products of matrices in a program."""
-    total = 0
-    for equation in jaxpr.eqns:
-        times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        for inner in jaxprs_in_params(equation.params):
-            total += times * dot_operations(inner)
-        if equation.primitive.name == "dot_general":
-            ((contracted, _), _) = equation.params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape
-            total += 2 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
-    return total
+def test_one_option_puts_memories_into_a_run_and_trains_them_alone(base):
+    command = ["--base", str(base), "--add_memory", "--run_dir", str(base.parent / "added")]
+    found = parse_command_line(command, default="recall")
+    assert found.model.memory_layers == (0, 1)  # A third and two thirds of two layers.
+    rule, memory = found.model.fast_weight.rule, found.model.fast_weight
+    assert (rule.num_subkeys, memory.chunk_size, memory.gate_residual) == (128, 128, True)
+    assert found.optimizer.train == (ONLY_MEMORY,)
+    start = read_experiment(base)
+    assert (found.data, found.training) == (start.data, start.training)
+    own = parse_command_line(
+        [*command, "--model.memory_layers", "1", "--model.fast_weight.rule.num_subkeys", "8"],
+        default="recall",
+    )
+    assert own.model.memory_layers == (1,)
+    assert own.model.fast_weight.rule.num_subkeys == 8
+    assert own.model.fast_weight.gate_residual
+
+
+def test_a_run_with_memories_gets_no_others(trained):
+    run_dir, _, _ = trained
+    command = ["--base", str(run_dir), "--add_memory", "--run_dir", str(run_dir.parent / "more")]
+    with pytest.raises(ValueError, match=r"new has memories in layers \(1,\); leave it out"):
+        parse_command_line(command, default="recall")

@@ -130,7 +130,9 @@ def make_whole(folder: Path) -> None:
         _GENERATE,
         _program("export", "HERE/run", "HERE/weights"),
     ):
-        assert command(folder) == 0
+        with _quiet() as said:
+            code = command(folder)
+        assert not code, said.getvalue()
 
 
 def _resume(steps: int) -> Command:
@@ -200,10 +202,10 @@ def traced(command: Command, folder: Path) -> list[Place]:
 
     tracing = True
     sys.addaudithook(hook)
-    with _quiet():
+    with _quiet() as said:
         code = command(folder)
     tracing = False
-    assert not code, code
+    assert not code, said.getvalue()
     return [*found]
 
 
@@ -377,8 +379,7 @@ def _child(name: str, folder: Path, numbers: str | None) -> None:
     good, work = folder / "good", folder / "work"
     if numbers is None:
         good.mkdir()
-        with _quiet():
-            make(good)
+        make(good)
         found = cases(commands, good, work)
         (folder / "cases.json").write_text(json.dumps(found))
         return

@@ -38,7 +38,7 @@ from fwpkm_jax.audit.program import (
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.reconfigure import without_memory_layers
 from fwpkm_jax.generation import GenerationState, generate, init_generation
-from fwpkm_jax.layers.partition import MeshConfig, Partition
+from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.load import Run
 from fwpkm_jax.training.sharding import make_partition
@@ -97,11 +97,11 @@ def _ways(program: ModelProgram, texts: Probe) -> dict[str, Way]:
     padding = _padding(rows, length)
 
     def whole(memories: int = rows, **options: Any) -> Callable[[ModelProgram], Path]:
-        return lambda one: whole_pass(
-            one.model,
-            for_rows(one.initial, memories),
-            **{"write": one.writes} | options,
-        )
+        def way(one: ModelProgram) -> Path:
+            settings: dict[str, Any] = {"write": one.writes, **options}
+            return whole_pass(one.model, for_rows(one.initial, memories), **settings)
+
+        return way
 
     def padded(one: ModelProgram) -> Path:
         def path(tokens: np.ndarray) -> dict[str, Any]:
@@ -125,8 +125,8 @@ def _ways(program: ModelProgram, texts: Probe) -> dict[str, Way]:
         "users over one base": Way(partial(_over_one_base, rows=rows)),
     }
     if jax.device_count() > 1:
-        for axis in ("sequence", "data"):
-            partition: Partition = make_partition(MeshConfig(**{axis: 2}), jax.devices()[:2])
+        for axis, mesh in {"sequence": MeshConfig(sequence=2), "data": MeshConfig(data=2)}.items():
+            partition = make_partition(mesh, jax.devices()[:2])
             found[f"several devices, mesh.{axis}=2"] = Way(whole(partition=partition), every)
     return found
 

@@ -23,7 +23,7 @@ from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.chat import Chat
 from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.load import Run
-from fwpkm_jax.storage.compile_cache import compile_cache
+from fwpkm_jax.storage.compile_cache import use_compile_cache
 from fwpkm_jax.training.state import model_graph
 
 FOLDER = Path(__file__).parents[1] / "demo"
@@ -70,11 +70,11 @@ def main(arguments: Sequence[str], program: str = "fwpkm demo") -> int:
         raise ValueError("write=False needs --memory FOLDER; the script shows both.")
     if options.memory is not None and options.memory.exists() and not options.memory.is_dir():
         raise ValueError(f"memory={options.memory} is a file; name a folder, which may be new.")
-    with compile_cache():
-        if options.memory is not None:
-            return _talk(options.memory, write=options.write)
-        with tempfile.TemporaryDirectory() as folder:
-            _script(Path(folder))
+    use_compile_cache()
+    if options.memory is not None:
+        return _talk(options.memory, write=options.write)
+    with tempfile.TemporaryDirectory() as folder:
+        _script(Path(folder))
     return 0
 
 

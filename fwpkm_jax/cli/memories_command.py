@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fwpkm_jax import memories
 from fwpkm_jax.cli.options import RunArgument, parse_options
-from fwpkm_jax.config import config_file
+from fwpkm_jax.config import stored_config
 from fwpkm_jax.evaluation.display.tables import format_table
 from fwpkm_jax.io.untrusted import printable, shown
 from fwpkm_jax.literals import some
@@ -70,7 +70,7 @@ def carried_out(options: MemoriesOptions) -> str:
             "compared with; delete those first, without keep_forks=True."
         )
     folder = memory_folder(options.run, options.memories)
-    _check_run(options.run)  # A mistyped run has no memories, which is another matter.
+    stored_config(options.run)  # A mistyped run has no memories, which is another matter.
     if delete is not None:
         memories.delete(folder, delete, keep_forks=options.keep_forks)
         return f"Deleted {delete!r}."
@@ -83,16 +83,6 @@ def carried_out(options: MemoriesOptions) -> str:
     if show is not None:
         return "\n".join(_facts(memories.describe(folder, show)))
     return _list(folder)
-
-
-def _check_run(run_dir: Path) -> None:
-    """Raises FileNotFoundError if there is no run."""
-    if scheme_of(run_dir) is None:
-        config_file(run_dir)
-        return
-    store = Store(str(run_dir))
-    if store.versioned("config.json") is None:
-        raise FileNotFoundError(f"{store}/config.json does not exist; {store} holds no run.")
 
 
 def _list(folder: Path) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Split
 from fwpkm_jax.data.batch import check_batching
+from fwpkm_jax.data.contract import AbstractDataConfig, Dataset, Split
 
 
 def make_dataset(

@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from fwpkm_jax.data.documents import read_json_lines, text_field
+from fwpkm_jax.data.json_lines import read_json_lines, text_field
 from fwpkm_jax.data.tokenizers import Tokenizer
-from fwpkm_jax.io.untrusted import OutsideFileError, reading
+from fwpkm_jax.io.untrusted import OutsideFileError, open_file, reading
 
 MAX_WORDS = 65_536
 """Samples longer than this, in words as the data set counts them, are left out."""
@@ -133,12 +133,14 @@ def open_task(path: Path, task: str) -> AbstractContextManager[IO[bytes]]:
     """
     names = _names(task)
     if path.is_dir():
-        return _in_folder(path, task).open("rb")
+        return open_file(_in_folder(path, task))
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path.absolute()}; name LongBench's data.zip.")
     if path.suffix == ".jsonl":
-        return path.open("rb")
-    if not zipfile.is_zipfile(path):
+        return open_file(path)
+    with reading(path):
+        is_archive = zipfile.is_zipfile(path)
+    if not is_archive:
         raise ValueError(f"{path} is neither a .jsonl file nor a zip archive; download it again.")
     with reading(path):
         archive = zipfile.ZipFile(path)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fwpkm_jax.data.base import AbstractDataConfig, Split
+from fwpkm_jax.data.contract import AbstractDataConfig, Split
 from fwpkm_jax.literals import check_least
 
 Example = dict[str, np.ndarray]

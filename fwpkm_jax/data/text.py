@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Source, Split
+from fwpkm_jax.data.contract import AbstractDataConfig, Dataset, Source, Split
 from fwpkm_jax.data.identity import FILES
 from fwpkm_jax.data.needles import Example, NeedleMix
 from fwpkm_jax.data.packing import BestFitRows, PackedRows, Packing, TokenSegment
@@ -244,7 +244,7 @@ def _streamed(
     config: TextData, *, split: Split, batch_size: int, seed: int, rows: Sequence[int] | None
 ) -> Dataset:
     """Batches of text that is read while training."""
-    from fwpkm_jax.data.streams.rows import StreamedBatches, StreamedTokens, mix
+    from fwpkm_jax.data.streams.rows import StreamedTokens, mix, stream_batches
 
     tokenizer = load_tokenizer(config.tokenizer)
     train = split == "train"
@@ -265,7 +265,7 @@ def _streamed(
         for files, order in zip(sources, seeds[1:], strict=True)
     ]
     made_of = {"tokenizer": tokenizer.fingerprint, FILES: _identities(config)} if train else {}
-    return StreamedBatches(
+    return stream_batches(
         mix(tokens, weights=weights, window=config.window if train else 1, seed=seeds[0] % 2**31),
         batch_size=batch_size,
         kept=rows,

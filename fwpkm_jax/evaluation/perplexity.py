@@ -82,8 +82,6 @@ def evaluate(
     There are no random draws.
 
     Args:
-      subject: the model and its memory.
-      config: the protocol.
       sources: data sets in reading order; None: those that options and run name.
 
     Returns:

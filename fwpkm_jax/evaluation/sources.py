@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +38,11 @@ def text_sources(data: TextData) -> list[Source]:
             "PATH."
         )
     return [
-        Source(name, _reader(dataclasses.replace(data, valid_paths=(name,))), file_hashes(name))
+        Source(
+            name,
+            partial(stream_documents, dataclasses.replace(data, valid_paths=(name,)), "valid"),
+            file_hashes(name),
+        )
         for name in data.valid_paths
     ]
 
@@ -96,10 +101,6 @@ def read_rows(path: str | Path, data: TextData) -> PackedRows:
     rows = valid_rows(dataclasses.replace(data, valid_paths=(str(path),), packing="concat"))
     assert isinstance(rows, PackedRows)
     return rows
-
-
-def _reader(data: TextData) -> Callable[[], Iterable[Document]]:
-    return lambda: stream_documents(data, "valid")
 
 
 def files_of(hashes: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -19,9 +19,9 @@ from typing import Any
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import TextData
 from fwpkm_jax.paper.models import ABLATED, PSWA, TABLE_1, paper_model
-from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig
+from fwpkm_jax.training.training_config import TrainingConfig
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     # The reconstruction error moves keys and values.

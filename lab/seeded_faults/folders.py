@@ -28,9 +28,9 @@ FAULTS = (
         _FILES,
     ),
     Fault(
-        "files: an unfinished file that is held is removed",
-        "fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)\n                path.unlink()",
-        "path.unlink()",
+        "files: what stands in the place of an unfinished file is removed",
+        "if plain and is_unfinished(found, path):",
+        "if is_unfinished(found, path):",
         _FILES,
     ),
     Fault(

@@ -92,7 +92,10 @@ def test_memories_are_forked_and_go_back_to_points(program, tmp_path):
 
 def test_what_the_command_cannot_do_is_one_line(program, tmp_path):
     for arguments, message in (
-        (("--show", "alice"), f"There is no memory 'alice' in {tmp_path / 'memories'}, but no mem"),
+        (
+            ("--show", "alice"),
+            f"There is no memory 'alice' in {tmp_path / 'memories'}, which holds none.",
+        ),
         (("--fork", "alice", "bob"), "There is no memory 'alice' in "),
         (("--show", "a", "--restore", "a", "b"), "show='a' and restore=('a', 'b') are two command"),
         (("--delete", "../x"), "name='../x' must be 1 to 100 ASCII letters"),

@@ -99,7 +99,10 @@ TABLE = {
     "digits": (lambda at: tokens(at, index="0_3 0\n"), "line 1 is b'0_3 0"),
     "sign": (lambda at: tokens(at, index="-1 0\n"), "line 1 is b'-1 0"),
     # Tokenizers.
-    "near": (lambda at: load_tokenizer("byte"), "tokenizer='byte' is neither.*mean 'bytes'"),
+    "near": (
+        lambda at: load_tokenizer("byte"),
+        "tokenizer='byte' is neither.*nearest name is bytes",
+    ),
     "absent": (lambda at: load_tokenizer("no.model"), "is neither.*SentencePiece .model file"),
     "model": (
         lambda at: load_tokenizer(str(written(at, "x.model", "not a model"))),

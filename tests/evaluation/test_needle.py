@@ -26,10 +26,10 @@ LENGTH = 30
 CAPACITY = 64
 
 
-def evaluate(model, memory, samples=None, **options):
+def evaluate(model, memory, given=None, **options):
     config = NeedleConfig(**{"haystack_words": (10,), "samples": 3, "readings": (1, 2)} | options)
-    given = {"texts": lambda: [("book", TEXT)], "samples": samples, "tokenizer": BYTES}
-    return NEEDLE.of_model(model, memory, config=config, **given).record
+    inputs = {"texts": lambda: [("book", TEXT)], "samples": given, "tokenizer": BYTES}
+    return NEEDLE.of_model(model, memory, config=config, **inputs).record
 
 
 class Transcript:

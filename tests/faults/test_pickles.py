@@ -17,7 +17,7 @@ import pytest
 from benchmarks.paper.loss_difference import read_losses
 from fwpkm_jax.config import read_experiment
 from fwpkm_jax.data import TokenFile, load_tokenizer
-from fwpkm_jax.data.documents import START
+from fwpkm_jax.data.json_lines import START
 from fwpkm_jax.data.longbench import read_samples
 from fwpkm_jax.data.prepare import Source, text_files
 from fwpkm_jax.interchange.weights_folder import read_folder

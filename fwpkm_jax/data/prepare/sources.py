@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.json_lines import Place
 from fwpkm_jax.data.streams.files import AbstractDataFile, HubFile, data_files
 from fwpkm_jax.data.streams.formats import Piece, count_records, read_pieces
 from fwpkm_jax.data.tokenizers import Tokenizer

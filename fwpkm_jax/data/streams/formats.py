@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from fwpkm_jax.data.documents import MOST_TEXT_BYTES, START, Place, read_json_lines, text_field
+from fwpkm_jax.data.json_lines import MOST_TEXT_BYTES, START, Place, read_json_lines, text_field
 from fwpkm_jax.data.streams.files import AbstractDataFile, LocalFile
 from fwpkm_jax.data.streams.tables import column_texts, pyarrow_module, read_batches
 from fwpkm_jax.data.token_files import TokenFile

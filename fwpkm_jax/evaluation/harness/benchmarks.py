@@ -31,8 +31,6 @@ def evaluate(
     """What the harness reports of each task, with the memory writing and frozen.
 
     Args:
-      subject: the model and its memory, of which the first group is used.
-      config: the tasks and the protocol.
       tokenizer: the model's tokenizer; None: the run's.
 
     Returns:

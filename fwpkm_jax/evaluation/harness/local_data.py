@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.data.documents import read_json_lines
+from fwpkm_jax.data.json_lines import read_json_lines
 from fwpkm_jax.data.longbench import open_task, task_files
 from fwpkm_jax.evaluation.harness.options import HarnessConfig
 

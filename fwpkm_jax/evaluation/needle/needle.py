@@ -30,8 +30,6 @@ def evaluate(
     """How often the model answers with a number hidden in a text that it has read n times.
 
     Args:
-      subject: the model and its memory, of which the first group is used.
-      config: the protocol.
       texts: starts a pass over pairs of id and text; None: the texts that options and run name.
       samples: by words of a haystack, in place of those that are made from texts.
       tokenizer: the model's tokenizer; None: the run's.

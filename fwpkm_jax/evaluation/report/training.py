@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fwpkm_jax.evaluation.display import plot_style as style
-from fwpkm_jax.io.untrusted import OutsideFileError, parse_json
+from fwpkm_jax.io.untrusted import OutsideFileError, bounded_lines, open_file, parse_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,8 +34,8 @@ def read_metrics(path: Path) -> dict[str, Curve]:
     """
     measures: dict[str, tuple[list[int], list[float]]] = {}
     with contextlib.ExitStack() as opened:
-        lines = opened.enter_context(path.open("rb")) if path.is_file() else []
-        for line in lines:
+        lines = opened.enter_context(open_file(path)) if path.is_file() else io.BytesIO()
+        for line in bounded_lines(lines, path):
             try:
                 record = parse_json(line, path, kind=dict)
             except OutsideFileError:

@@ -27,10 +27,10 @@ from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
 from fwpkm_jax.io.safetensors import write_tensors
-from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, read_json
+from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, read_json, refuse_link
 from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.run import WhichWeights, load_run
-from fwpkm_jax.storage.addresses import read_object, scheme_of
+from fwpkm_jax.storage.addresses import read_small, scheme_of
 from fwpkm_jax.training.runs.mirror import run_folder
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
@@ -201,18 +201,12 @@ def _kept_files(run_dir: Path) -> Iterator[Path | None]:
                 return
             directory = held.enter_context(run_folder(base, checkpoints="none"))
         kept = directory / KEPT
-        _refuse_link(kept)
+        refuse_link(kept)
         if not kept.is_dir():
             raise OutsideFileError(kept, "is no folder", otherwise="import the model again")
         for name in ("config.json", TENSORS, HUB, *SMALL_FILES):
-            _refuse_link(kept / name)
+            refuse_link(kept / name)
         yield kept
-
-
-def _refuse_link(path: Path) -> None:
-    """Refuses a link, by which a stranger's run could have files of the user's exported."""
-    if path.is_symlink():
-        raise OutsideFileError(path, "is a link", otherwise="put what it names in its place")
 
 
 def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict[str, bytes]:
@@ -229,7 +223,7 @@ def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict
         path = Path(name).expanduser()
         try:
             if remote:
-                content = read_object(name, most=_MOST_SMALL)
+                content = read_small(name, most=_MOST_SMALL)
             else:
                 content = read_bytes(path, most=_MOST_SMALL)
             load_tokenizer(name if remote else str(path))

@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.json_lines import Place
 from fwpkm_jax.data.prepare.command import AbstractRange
 from fwpkm_jax.data.prepare.sources import Part, Source, select
 from fwpkm_jax.data.streams.files import LocalFile
 from fwpkm_jax.data.streams.formats import Piece
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
+from fwpkm_jax.io.untrusted import open_file
 from fwpkm_jax.paper.data.zarr_array import ZarrArray
 
 WANTED = (
@@ -104,7 +105,7 @@ class FlatTokens:
     def _documents(self) -> Iterator[np.ndarray]:
         if self.path.stat().st_size % 2:
             raise ValueError(f"{self.path} ends within a token of two bytes; download it again.")
-        with self.path.open("rb") as file:
+        with open_file(self.path) as file:
             rest = np.zeros(0, np.uint16)
             while len(window := np.fromfile(file, "<u2", _WINDOW)):
                 *whole, tail = np.split(window, np.flatnonzero(window == _EOS_ID) + 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.json_lines import Place
 from fwpkm_jax.data.prepare.command import AbstractSource
 from fwpkm_jax.data.prepare.sources import FilePart, Source, file_parts, select
 from fwpkm_jax.data.streams.formats import Piece

@@ -58,8 +58,6 @@ def evaluate(
     writing disabled.
 
     Args:
-      subject: the model and its memory, of which the first group is used.
-      config: the protocol.
       domains: in learning order; None: those that the options name.
 
     Returns:

@@ -46,8 +46,6 @@ def evaluate(
     """Each token's gates while the text is read from its start.
 
     Args:
-      subject: the model and its memory, of which the first group is used.
-      config: the protocol.
       document_id: the text's name in results.
       tokens: int32 `[length]`, the text; at most `config.tokens` are read, the next one is a label
         only. None: the one of the run's texts that the options name.

@@ -48,8 +48,6 @@ def evaluate(
     carried from batch to batch.
 
     Args:
-      subject: the model and its memory, of which the first group is used.
-      config: the protocol.
       sources: rows of each data set by name, in reading order; None: of the texts that options and
         run name.
 

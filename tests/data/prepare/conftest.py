@@ -44,7 +44,7 @@ def goes_on():
 
     def check(part):
         from fwpkm_jax.data import load_tokenizer
-        from fwpkm_jax.data.documents import START
+        from fwpkm_jax.data.json_lines import START
 
         tokenizer = load_tokenizer("bytes")
         pieces = list(part.read(tokenizer, START))

@@ -5,7 +5,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.json_lines import Place
 from fwpkm_jax.data.prepare import Source, Span, select, text_files
 from fwpkm_jax.data.streams.formats import Piece
 from tests.data.plain_writer import write_token_file

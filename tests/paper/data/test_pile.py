@@ -5,7 +5,7 @@ import pyarrow.parquet
 import pytest
 
 from fwpkm_jax.data import load_tokenizer
-from fwpkm_jax.data.documents import START
+from fwpkm_jax.data.json_lines import START
 from fwpkm_jax.paper.data.pile import DOMAINS, file_name, pile_domain
 
 MISSING = (FileNotFoundError, ValueError)

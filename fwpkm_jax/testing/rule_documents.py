@@ -90,7 +90,7 @@ def streamed_documents_equal_separate_streams(case: RuleCase) -> None:
             at = np.minimum(done[:, None] + np.arange(_PIECE), _LENGTH - 1)
             real = np.arange(_PIECE) < size[:, None]
             piece = jax.tree.map(lambda x, at=at: _rows(x, at)[:, None], signals)
-            documents = NewDocuments(_rows(starts, at) & real, initial)
+            documents = NewDocuments(jnp.asarray(_rows(starts, at) & real), initial)
             out = push(memory, pending, piece, documents, size.astype(np.int32))
             memory, pending = out.memory, out.pending
             for row in range(number):

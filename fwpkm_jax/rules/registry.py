@@ -44,6 +44,7 @@ class _Rules(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         rule = self.data[name]
+        # Ours are names until they are asked for: this table imports no rule.
         if isinstance(rule, str):
             module, cls = rule.split(":")
             self.data[name] = rule = getattr(importlib.import_module(module), cls)

@@ -180,7 +180,8 @@ def scan_chunks(
     infos = [info for *_, info in pieces]
     # Without a short chunk, nothing is copied together.
     if len(pieces) == 1:
-        return RunOutput(memory, *by_tokens[0], infos[0])
+        output, access = by_tokens[0]
+        return RunOutput(memory, output, access, infos[0])
     output, access = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *by_tokens)
     return RunOutput(memory, output, access, jax.tree.map(lambda *x: jnp.concatenate(x), *infos))
 

@@ -30,7 +30,7 @@ ODD = ("link", "pipe", "device", "folder", "zeros")
 MEMORY_MIB = 300
 SECONDS = 10
 """Of computing; a command that waits longer than `_WALL` seconds hangs."""
-_WALL = 60
+_WALL = 30
 SECRET = b"what the user never shares"
 
 
@@ -285,12 +285,14 @@ def tried(command: Command, case: Case, good: Path, work: Path) -> Outcome:
     heard = signal.signal(signal.SIGALRM, _late)
     signal.alarm(_WALL)
     code: Any = None
+    from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+
     try:
         with _quiet() as said:
             code = command(work)
     except _Late:
         return Outcome("hangs")
-    except (OSError, ValueError) as error:  # Of a function; a command prints it.
+    except (OSError, ValueError, DamagedCheckpointError) as error:  # A command prints it.
         code = 2
         said.write(str(error) if str(work) in str(error) else traceback.format_exc())
     except BaseException:
@@ -361,7 +363,7 @@ def outcomes(name: str, *, only: tuple[str, ...] = ODD) -> Iterator[tuple[Case, 
             assert process.stdout is not None
             with selectors.DefaultSelector() as ready, process:
                 ready.register(process.stdout, selectors.EVENT_READ)
-                while wanted and ready.select(timeout=5 * _WALL):
+                while wanted and ready.select(timeout=3 * _WALL):
                     line = process.stdout.readline()
                     if not line:
                         break

@@ -5,8 +5,6 @@ transformers library computes, `modeling_fwpkm_hybrid.py`. They are copied into 
 imported here, so that nothing here needs torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax import overlays
-from fwpkm_jax.audit.design import Path, boundaries
+from fwpkm_jax.audit.design import ROUNDING, Path, boundaries
 from fwpkm_jax.audit.program import MOST_CALLS, copied
 from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.evaluation.readers.devices import (
@@ -97,6 +97,11 @@ class ModelProgram:
     def vocab_size(self) -> int:
         """Number of token ids."""
         return self.model.config.vocab_size
+
+    @property
+    def rounding(self) -> float:
+        """See `causality`. bfloat16 has 8 bits, so sums in another order differ more."""
+        return ROUNDING if self.model.config.activation_dtype == "float32" else 0.02
 
     @cached_property
     def split(self) -> tuple[Any, Any]:

@@ -94,6 +94,7 @@ def _ways(program: ModelProgram, texts: Probe) -> dict[str, Way]:
     goes_on = bool(program.initial) and program.model.config.fast_weight.documents != "document"
     documents = np.where(ids > 0, numbers[:, None] * 3 + ids - 1, -1)
     padding = _padding(rows, length)
+    mask = (padding >= 0).astype(np.float32)
 
     def whole(memories: int = rows, **options: Any) -> Callable[[ModelProgram], Path]:
         def way(one: ModelProgram) -> Path:
@@ -104,7 +105,6 @@ def _ways(program: ModelProgram, texts: Probe) -> dict[str, Way]:
 
     def padded(one: ModelProgram) -> Path:
         def path(tokens: np.ndarray) -> dict[str, Any]:
-            mask = (padding >= 0).astype(np.float32)
             logits, state = one.read(one.start(rows, length), tokens, write=True, mask=mask)
             return {"logits": logits, "memory": copied(one.memory(state))}
 
@@ -119,7 +119,8 @@ def _ways(program: ModelProgram, texts: Probe) -> dict[str, Way]:
         "documents in a row": Way(
             whole(segment_ids=ids, **({"write": False} if goes_on else {})), owners=documents
         ),
-        "padded rows": Way(padded, owners=padding),
+        "padded rows": Way(whole(mask=mask), owners=padding),
+        "padded stream": Way(padded, owners=padding),
         "generation": Way(lambda one: generation(one.model, for_rows(one.initial, rows))),
         "users over one base": Way(partial(_over_one_base, rows=rows)),
     }

@@ -89,8 +89,15 @@ SOUND = {
     ),
     "origin": ("paths past the memory",),
     "isolation": (
-        *(*PATHS, "padded rows", "generation", "users over one base", "documents in a row"),
-        *("restored memory", "question aside", "emptied caches"),
+        *(
+            *PATHS,
+            "padded rows",
+            "padded stream",
+            "generation",
+            "users over one base",
+            "documents in a row",
+        ),
+        *("documents in a row", "restored memory", "question aside", "emptied caches"),
     ),
     "stability": ("a long text",),
 }

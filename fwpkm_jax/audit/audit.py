@@ -17,7 +17,7 @@ from fwpkm_jax.audit.origin import Answer, origin_lines
 from fwpkm_jax.audit.questions import questions_of
 from fwpkm_jax.audit.stability import stability
 from fwpkm_jax.evaluation.interface import Subject
-from fwpkm_jax.evaluation.option_checks import check_least
+from fwpkm_jax.literals import check_least
 from fwpkm_jax.memories.file import checksum
 from fwpkm_jax.memories.saved import fingerprint
 from fwpkm_jax.run.evaluate import subject_of
@@ -38,8 +38,7 @@ class AuditConfig:
     """Length of the text over which all must stay finite."""
 
     def __post_init__(self) -> None:
-        check_least(self, 2, "texts")
-        check_least(self, 1, "length", "tokens")
+        check_least(self, texts=2, length=1, tokens=1)
 
 
 class Audit(NamedTuple):

@@ -19,10 +19,10 @@ from fwpkm_jax.evaluation.display.html import save_page
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.io.atomic import own_folder, replacing, write_json
 from fwpkm_jax.io.untrusted import (
-    MOST_JSON_BYTES,
     OutsideFileError,
+    bounded_lines,
+    open_file,
     parse_json,
-    read_bytes,
     read_json,
     reading,
     shown,
@@ -131,13 +131,12 @@ def recomputed(folder: Path) -> Recomputed:
 
 def _answers(path: Path) -> list[Answer]:
     found = []
-    for number, line in enumerate(read_bytes(path, most=_MOST_BYTES).splitlines(), start=1):
-        place = f"line {number}"
-        if len(line) > MOST_JSON_BYTES:
-            raise OutsideFileError(path, "is too long", place, _AGAIN)
-        record = parse_json(line, path, place=place, kind=dict)
-        with reading(path, place=place, problem="is no answer", otherwise=_AGAIN):
-            found.append(_checked(Answer(**record)))
+    with open_file(path) as file:
+        for number, line in enumerate(bounded_lines(file, path, otherwise=_AGAIN), start=1):
+            place = f"line {number}"
+            record = parse_json(line, path, place=place, kind=dict)
+            with reading(path, place=place, problem="is no answer", otherwise=_AGAIN):
+                found.append(_checked(Answer(**record)))
     return found
 
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from fwpkm_jax.data import NeedleMix, RecallData, TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.interface import Subject
-from fwpkm_jax.evaluation.needle.files import texts_of
-from fwpkm_jax.evaluation.sources import text_sources
+from fwpkm_jax.evaluation.sources import text_sources, texts_of
 
 
 class Question(NamedTuple):

@@ -22,7 +22,7 @@ from fwpkm_jax.cli.options import PluginOptions, RunArgument, parse_options
 from fwpkm_jax.interchange import read_folder
 from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.load import Run, load_run
-from fwpkm_jax.storage.compile_cache import compile_cache
+from fwpkm_jax.storage.compile_cache import use_compile_cache
 from fwpkm_jax.training.state import model_graph
 
 
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str], program: str = "fwpkm audit") -> int:
     options = parse_options(AuditOptions, arguments, program)
     if is_bundle(options.run):
         return _recompute(options.run)
-    with compile_cache():
-        return _audit(options)
+    use_compile_cache()
+    return _audit(options)
 
 
 def _recompute(folder: Path) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fwpkm_jax.literals import check_above_0, check_least, check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals, check_share
 
 Example = dict[str, np.ndarray]
 
@@ -87,8 +87,7 @@ class NeedleMix:
         check_literals(self)
         for sentence in self._sentences:
             _check_sentence(sentence)
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share} must lie above 0 and at most at 1.")
+        check_share(self, "share", zero=False)
         check_least(self, num_needles=1, key_characters=1, value_digits=1, min_distance=1)
         check_least(self, sentence_weight=0)
         check_above_0(self, "answer_weight")

@@ -205,6 +205,6 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path, capsys):
     assert main(["audit", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert main(["audit", str(tmp_path), "--texts", "1"]) == 2
-    assert "texts=1 must be at least 2" in capsys.readouterr().err
+    assert "texts=1 is too small; use 2" in capsys.readouterr().err
     assert main(["audit", str(demo_command.FOLDER), "--step", "3"]) == 2
     assert "holds exported weights, which are of one step" in capsys.readouterr().err

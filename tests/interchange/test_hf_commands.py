@@ -292,9 +292,11 @@ def test_an_export_takes_plain_files_of_a_received_run_only(
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "open_model.md"
 SMALLER = {
-    "--model.memory_layers": "1", "--model.fast_weight.rule.num_subkeys": "8",
-    "--model.fast_weight.chunk_size": "8", "--data.length": "16", "--training.batch_size": "2",
-    "--training.steps": "1", "--ppl.max_tokens": "20", "--max_new_tokens": "3",
+    "--add_memory": [
+        "--model.fast_weight.rule.num_subkeys", "8", "--model.fast_weight.chunk_size", "8"
+    ],
+    "--data.length": ["16"], "--training.batch_size": ["2"], "--training.steps": ["1"],
+    "--ppl.max_tokens": ["20"], "--max_new_tokens": ["3"],
 }  # fmt: skip
 """Values of the page's options for the model above."""
 
@@ -303,12 +305,12 @@ def page_commands() -> list[list[str]]:
     """The commands of the tutorial, with values of options for a model of two layers."""
     blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     commands, used = [], set()
-    for line in "".join(blocks).splitlines():
+    for line in "".join(blocks).replace("\\\n", "").splitlines():
         words, skip = [], False
         for word in shlex.split(line):
             if word.startswith("--"):
                 skip = word in SMALLER
-                words += [word, SMALLER[word]] if skip else [word]
+                words += [word, *SMALLER[word]] if skip else [word]
                 used |= {word} & SMALLER.keys()
             elif not skip:
                 words.append(word)

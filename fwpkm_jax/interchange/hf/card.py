@@ -1,7 +1,5 @@
 """The card of an exported model: what it is, how to use it, and what was measured."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writes a run as a folder that the transformers library loads."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -29,11 +27,10 @@ from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
 from fwpkm_jax.io.safetensors import write_tensors
-from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, read_json
+from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, read_json, refuse_link
 from fwpkm_jax.layers.lora import merged
-from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.run import WhichWeights, load_run
-from fwpkm_jax.storage.addresses import read_object, scheme_of
+from fwpkm_jax.storage.addresses import read_small, scheme_of
 from fwpkm_jax.training.runs.mirror import run_folder
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
@@ -87,7 +84,7 @@ def export_model(
         model = experiment.model
         original: dict[str, Any] = {}
         if kept is None:
-            text = _described(experiment, run_dir)
+            text = config_text(model, context=experiment.data.length)
             files = _tokenizer_files(experiment, say)
         else:
             text, original = (
@@ -95,7 +92,11 @@ def export_model(
             )
             there = [name for name in SMALL_FILES if os.path.lexists(kept / name)]
             files = {name: read_bytes(kept / name, most=_MOST_SMALL) for name in there}
-            _check_same(model, model_config(text), run_dir)
+            if changed := changes(model_config(text), model):
+                raise ValueError(
+                    f"{run_dir} has another model than was imported ({changed[0]}), which its "
+                    "config.json would not say."
+                )
         run = load_run(run_dir, step, weights=weights)
         named = Weights(run.params, run.memory if model.memory_layers else {}).named()
         if model.lora is not None:
@@ -200,29 +201,12 @@ def _kept_files(run_dir: Path) -> Iterator[Path | None]:
                 return
             directory = held.enter_context(run_folder(base, checkpoints="none"))
         kept = directory / KEPT
-        _refuse_link(kept)
+        refuse_link(kept)
         if not kept.is_dir():
             raise OutsideFileError(kept, "is no folder", otherwise="import the model again")
         for name in ("config.json", TENSORS, HUB, *SMALL_FILES):
-            _refuse_link(kept / name)
+            refuse_link(kept / name)
         yield kept
-
-
-def _refuse_link(path: Path) -> None:
-    """Refuses a link, by which a stranger's run could have files of the user's exported."""
-    if path.is_symlink():
-        raise OutsideFileError(path, "is a link", otherwise="put what it names in its place")
-
-
-def _described(experiment: Experiment, run_dir: str | Path) -> dict[str, Any]:
-    """`config.json` of a run that nobody imported."""
-    try:
-        text = config_text(experiment.model, context=experiment.data.length)
-    except ValueError as error:
-        raise ValueError(
-            f"{run_dir}: {error} `fwpkm export RUN FOLDER` writes its weights for this package."
-        ) from error
-    return text
 
 
 def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict[str, bytes]:
@@ -239,7 +223,7 @@ def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict
         path = Path(name).expanduser()
         try:
             if remote:
-                content = read_object(name, most=_MOST_SMALL)
+                content = read_small(name, most=_MOST_SMALL)
             else:
                 content = read_bytes(path, most=_MOST_SMALL)
             load_tokenizer(name if remote else str(path))
@@ -261,17 +245,6 @@ def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict
         return {}
     say(f"tokenizer.model is the run's tokenizer, {MISTRAL_V1!r}, that of Mistral-7B-v0.1.")
     return {"tokenizer.model": model}
-
-
-def _check_same(model: ModelConfig, imported: ModelConfig, run_dir: str | Path) -> None:
-    """Raises ValueError where the run's model computes something else than the imported one."""
-
-    changed = changes(imported, model)
-    if changed:
-        raise ValueError(
-            f"{run_dir} has another model than was imported ({changed[0]}), which its config.json "
-            "would not say."
-        )
 
 
 def _write_tensors(folder: Path, tensors: Iterator[tuple[str, np.ndarray]], most: int) -> None:

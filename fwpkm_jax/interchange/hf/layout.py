@@ -5,8 +5,6 @@ same thing in several ways (one convolution or three, experts one by one or stac
 are there decide.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple

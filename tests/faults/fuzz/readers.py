@@ -283,6 +283,23 @@ def _read_memories(folder: Path) -> None:
     jax.block_until_ready(state)
 
 
+def bundle(folder: Path) -> None:
+    """An audit's bundle of 72 answers."""
+    from fwpkm_jax.audit.bundle import write_bundle
+    from fwpkm_jax.audit.origin import Answer, origin_lines
+
+    answers = [
+        Answer(
+            run="a", document=n // 4, question=n % 4, condition=condition, depth=0.1 * (n % 9),
+            distance=100 + n, reach=32, written=True, expected="1", answer="1" if n % 3 else "2",
+            exact=bool(n % 3), forced=0.5, first=True, nats=0.3, chance=0.1, first_chance=0.1,
+        )
+        for n in range(24)
+        for condition in ("written", "frozen", "reset")
+    ]  # fmt: skip
+    write_bundle(folder, origin_lines(answers), answers, title="t", provenance={"a": 1})
+
+
 READERS: dict[str, Reader] = {
     "safetensors": Reader(_hf, {"model.safetensors": damage.of_safetensors}, _read_hf),
     "index": Reader(_sharded, {"model.safetensors.index.json": damage.of_json}, _read_hf),

@@ -68,11 +68,8 @@ def streamed_documents_equal_separate_streams(case: RuleCase) -> None:
     @jax.jit
     def push(memory: Any, pending: Any, piece: Signals, documents: Any, count: Any) -> Any:
         return streaming.push(
-            *(rule.read, rule.write, memory, pending, piece),
+            *(rule, memory, pending, piece),
             chunk_size=CHUNK,
-            lookahead=rule.lookahead,
-            targets=rule.targets,
-            make_chunk=rule.chunk,
             num_real=count,
             documents=documents,
         )

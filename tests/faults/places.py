@@ -30,7 +30,7 @@ ODD = ("link", "pipe", "device", "folder", "zeros")
 MEMORY_MIB = 300
 SECONDS = 10
 """Of computing; a command that waits longer than `_WALL` seconds hangs."""
-_WALL = 60
+_WALL = 30
 SECRET = b"what the user never shares"
 
 
@@ -126,7 +126,7 @@ def make_whole(folder: Path) -> None:
     (model / "generation_config.json").write_text('{"eos_token_id": 3}')
     for command in (
         _program("import", "hf", "HERE/model", "HERE/imported"),
-        _resume(1),
+        _TRAIN,
         _GENERATE,
         _program("export", "HERE/run", "HERE/weights"),
     ):
@@ -135,16 +135,13 @@ def make_whole(folder: Path) -> None:
         assert not code, said.getvalue()
 
 
-def _resume(steps: int) -> Command:
-    return _program(
-        *("train", "--base", "HERE/imported", "--run_dir", "HERE/run", "--training.steps"),
-        *(str(steps), "--training.batch_size", "2", "--data.length", "32"),
-        *("--training.validation_batches", "0", "--model.memory_layers", "0"),
-        *("--model.fast_weight.rule.num_subkeys", "8", "--model.fast_weight.chunk_size", "16"),
-        *("--model.fast_weight.rule.key_dim", "8", "--model.fast_weight.rule.value_dim", "8"),
-    )
-
-
+_TRAIN = _program(
+    *("train", "--base", "HERE/imported", "--run_dir", "HERE/run", "--training.steps", "1"),
+    *("--training.batch_size", "2", "--data.length", "32", "--training.validation_batches", "0"),
+    *("--model.memory_layers", "0", "--model.fast_weight.rule.num_subkeys", "8"),
+    *("--model.fast_weight.chunk_size", "16", "--model.fast_weight.rule.key_dim", "8"),
+    *("--model.fast_weight.rule.value_dim", "8"),
+)
 _GENERATE = _program(
     *("generate", "HERE/run", "--memory", "alice", "--prompt", "the cat", "--max_new_tokens", "3")
 )
@@ -175,7 +172,7 @@ WHOLE: dict[str, Command] = {
     "read_folder": _weights,
     "generate": _GENERATE,
     "chat": _chat,
-    "train, resumed": _resume(2),
+    "train --resume": _program("train", "--resume", "HERE/run"),
 }
 SETS: dict[str, tuple[Callable[[Path], None], dict[str, Command]]] = {
     "small": (make_small, SMALL),
@@ -186,7 +183,7 @@ SETS: dict[str, tuple[Callable[[Path], None], dict[str, Command]]] = {
 def traced(command: Command, folder: Path) -> list[Place]:
     """What a command opens in a folder that is there before it, or is looked for in vain."""
     found: dict[Place, None] = {}
-    before = {str(x) for x in folder.rglob("*")}
+    given = {x.name for x in folder.iterdir()}
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in ("open", "os.listdir", "os.scandir") or not tracing:
@@ -194,10 +191,10 @@ def traced(command: Command, folder: Path) -> list[Place]:
         path = arguments[0]
         if not isinstance(path, str | bytes | os.PathLike):
             return
-        path = os.path.abspath(os.fsdecode(path))
-        made = event == "open" and path not in before and arguments[2] & os.O_CREAT
-        name = path.removeprefix(f"{folder}/")
-        if name != path and "/" in name and not made:  # The user names the folders themselves.
+        name = os.path.abspath(os.fsdecode(path)).removeprefix(f"{folder}/")
+        made = event == "open" and arguments[2] & os.O_CREAT and not os.path.lexists(path)
+        top, _, below = name.partition("/")
+        if below and top in given and not made:  # The user names the folders themselves.
             found[Place(name, _opener())] = None
 
     tracing = True
@@ -226,8 +223,9 @@ def cases(commands: dict[str, Command], good: Path, work: Path) -> list[Case]:
         _copied(good, work)
         for place in traced(command, work):
             first.setdefault(place, name)
-        for file in sorted(work.glob("run/checkpoints/*/**/*")) if name == "load_run" else ():
-            path = file.relative_to(work).as_posix()  # Libraries read these without a trace.
+        read = {"load_run": "[!o]*", "train --resume": "optimizer"}.get(name)
+        for file in sorted(work.glob(f"run/checkpoints/*/{read}/**/*")) if read else ():
+            path = file.relative_to(work).as_posix()  # A library reads these without a trace.
             if file.is_file() and not any(place.path == path for place in first):
                 first[Place(path, "a library")] = name
     return [Case(name, place, odd) for place, name in first.items() for odd in ODD]
@@ -287,12 +285,14 @@ def tried(command: Command, case: Case, good: Path, work: Path) -> Outcome:
     heard = signal.signal(signal.SIGALRM, _late)
     signal.alarm(_WALL)
     code: Any = None
+    from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+
     try:
         with _quiet() as said:
             code = command(work)
     except _Late:
         return Outcome("hangs")
-    except (OSError, ValueError) as error:  # Of a function; a command prints it.
+    except (OSError, ValueError, DamagedCheckpointError) as error:  # A command prints it.
         code = 2
         said.write(str(error) if str(work) in str(error) else traceback.format_exc())
     except BaseException:
@@ -363,7 +363,7 @@ def outcomes(name: str, *, only: tuple[str, ...] = ODD) -> Iterator[tuple[Case, 
             assert process.stdout is not None
             with selectors.DefaultSelector() as ready, process:
                 ready.register(process.stdout, selectors.EVENT_READ)
-                while wanted and ready.select(timeout=5 * _WALL):
+                while wanted and ready.select(timeout=3 * _WALL):
                     line = process.stdout.readline()
                     if not line:
                         break

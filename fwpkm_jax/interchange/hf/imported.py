@@ -200,7 +200,8 @@ def copy_small_files(folder: Path, kept: Path) -> None:
 def _keep_files(folder: Path, kept: Path, source: ModelFolder) -> None:
     """Copies what is small, and writes down what the tensors were."""
     copy_small_files(folder, kept)
-    text = {key: value for key, value in source.text.items() if key != NOTE}
+    exported = {NOTE, "auto_map"} if NOTE in source.text else set()  # An export writes its own.
+    text = {key: value for key, value in source.text.items() if key not in exported}
     write_json(kept / "config.json", text)
     stored = ((name, source.files[inside]) for name, inside in source.stored.items())
     tensors = {name: {"dtype": x.dtype, "shape": list(x.shape)} for name, x in stored}

@@ -27,6 +27,7 @@ from fwpkm_jax.training.checkpoints.restore import (
     Restored,
     array_items,
     brief,
+    check_files,
     checkpoint_steps,
     nested,
     read_checkpoint,
@@ -107,6 +108,8 @@ class Checkpoints:
         self._config, self._buffer_bytes = config, buffer_bytes
         self.reference: Reference | None = None
         """Frozen slow weights that stay in another checkpoint; None: checkpoints hold all."""
+        for step in checkpoint_steps(self.directory):
+            check_files(self.directory / str(step))
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:

@@ -13,9 +13,9 @@ def steps_table(lines: Sequence[Line]) -> str:
         [
             f"`{line['model']}`",
             f"`{line['variant']}`",
-            f"{line['milliseconds']:.2f}",
-            f"{line['milliseconds_spread']:.2f}",
-            f"{line['samples_per_second']:.1f}",
+            f"{line['milliseconds']:.1f}",
+            f"{line['milliseconds_spread']:.1f}",
+            f"{line['samples_per_second']:.0f}",
             f"{line['final_loss']:.4f}",
         ]
         for line in lines

@@ -13,7 +13,7 @@ import numpy as np
 
 from fwpkm_jax import memories, overlays
 from fwpkm_jax.audit.causality import Look, causality, look_ahead
-from fwpkm_jax.audit.design import ROUNDING, Path, boundaries
+from fwpkm_jax.audit.design import Path, boundaries
 from fwpkm_jax.audit.isolation import forgotten
 from fwpkm_jax.audit.lines import Line, attempt, refused
 from fwpkm_jax.audit.paths import (
@@ -38,7 +38,7 @@ from fwpkm_jax.audit.program import (
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.reconfigure import without_memory_layers
 from fwpkm_jax.generation import GenerationState, generate, init_generation
-from fwpkm_jax.layers.partition import MeshConfig, Partition
+from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.load import Run
 from fwpkm_jax.training.sharding import make_partition
@@ -51,18 +51,17 @@ _MESSAGES = (
 )
 _ANSWER = 8  # Tokens of a chat's answer.
 _SHARING = 2  # Rows that share a memory.
-# Shares of the spread of logits. bfloat16 has 8 bits, so sums in another order differ more.
-_NOISE = {"float32": ROUNDING, "bfloat16": 0.02}
 _AGREEMENT = {"float32": 1e-3, "bfloat16": 1 / 8}
+"""Share of the spread of logits by which paths may differ that compute in another order."""
 
 
 def model_lines(subject: Subject) -> Iterator[Line]:
     """The lines of all paths from tokens to logits, and of ways back."""
     program = ModelProgram(subject.model, subject.first_memory)
-    dtype = subject.model.config.activation_dtype
+    allowed = _AGREEMENT[subject.model.config.activation_dtype]
     row_length = None if subject.data is None else subject.data.length
     texts = probe(subject.model, program.initial, seed=subject.seed, row_length=row_length)
-    tokens, options = texts.tokens, {"rounding": _NOISE[dtype]}
+    tokens, options = texts.tokens, {"rounding": program.rounding}
 
     def cause(way: Way) -> Callable[[Look], str]:
         return _cause(way, program, tokens)
@@ -76,11 +75,11 @@ def model_lines(subject: Subject) -> Iterator[Line]:
         tokens,
         chunk_sizes=chunk_sizes(subject.model),
         cause=cause,
-        agreement=_AGREEMENT[dtype],
+        agreement=allowed,
         **options,
     )
     name = "paths agree"
-    yield attempt("causality", name, lambda: _agree(program, tokens, _AGREEMENT[dtype]))
+    yield attempt("causality", name, lambda: _agree(program, tokens, allowed))
     yield attempt("isolation", "restored memory", lambda: _restored(program, tokens))
 
 
@@ -95,17 +94,17 @@ def _ways(program: ModelProgram, texts: Probe) -> dict[str, Way]:
     goes_on = bool(program.initial) and program.model.config.fast_weight.documents != "document"
     documents = np.where(ids > 0, numbers[:, None] * 3 + ids - 1, -1)
     padding = _padding(rows, length)
+    mask = (padding >= 0).astype(np.float32)
 
     def whole(memories: int = rows, **options: Any) -> Callable[[ModelProgram], Path]:
-        return lambda one: whole_pass(
-            one.model,
-            for_rows(one.initial, memories),
-            **{"write": one.writes} | options,
-        )
+        def way(one: ModelProgram) -> Path:
+            settings: dict[str, Any] = {"write": one.writes, **options}
+            return whole_pass(one.model, for_rows(one.initial, memories), **settings)
+
+        return way
 
     def padded(one: ModelProgram) -> Path:
         def path(tokens: np.ndarray) -> dict[str, Any]:
-            mask = (padding >= 0).astype(np.float32)
             logits, state = one.read(one.start(rows, length), tokens, write=True, mask=mask)
             return {"logits": logits, "memory": copied(one.memory(state))}
 
@@ -120,13 +119,14 @@ def _ways(program: ModelProgram, texts: Probe) -> dict[str, Way]:
         "documents in a row": Way(
             whole(segment_ids=ids, **({"write": False} if goes_on else {})), owners=documents
         ),
-        "padded rows": Way(padded, owners=padding),
+        "padded rows": Way(whole(mask=mask), owners=padding),
+        "padded stream": Way(padded, owners=padding),
         "generation": Way(lambda one: generation(one.model, for_rows(one.initial, rows))),
         "users over one base": Way(partial(_over_one_base, rows=rows)),
     }
     if jax.device_count() > 1:
-        for axis in ("sequence", "data"):
-            partition: Partition = make_partition(MeshConfig(**{axis: 2}), jax.devices()[:2])
+        for axis, mesh in {"sequence": MeshConfig(sequence=2), "data": MeshConfig(data=2)}.items():
+            partition = make_partition(mesh, jax.devices()[:2])
             found[f"several devices, mesh.{axis}=2"] = Way(whole(partition=partition), every)
     return found
 

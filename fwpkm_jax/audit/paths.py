@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax import overlays
-from fwpkm_jax.audit.design import Path, boundaries
+from fwpkm_jax.audit.design import ROUNDING, Path, boundaries
 from fwpkm_jax.audit.program import MOST_CALLS, copied
 from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.evaluation.readers.devices import (
@@ -98,6 +98,11 @@ class ModelProgram:
         """Number of token ids."""
         return self.model.config.vocab_size
 
+    @property
+    def rounding(self) -> float:
+        """See `causality`. bfloat16 has 8 bits, so sums in another order differ more."""
+        return ROUNDING if self.model.config.activation_dtype == "float32" else 0.02
+
     @cached_property
     def split(self) -> tuple[Any, Any]:
         """The model's structure and its parameters."""
@@ -144,6 +149,7 @@ def whole_pass(
     *,
     write: bool = True,
     segment_ids: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
     partition: Partition | None = None,
 ) -> Path:
     """Whole sequences from position 0, as in training.
@@ -153,11 +159,12 @@ def whole_pass(
       memory: fast weights, leaves `[groups, ...]`; groups divides the rows.
       write: whether the memory is written.
       segment_ids: see `LanguageModel`.
+      mask: see `LanguageModel`.
       partition: devices that share the work; None: one.
     """
     graphdef, params = nnx.split(model_on_devices(partition, model))
     memory = memory_on_devices(partition, memory)
-    options = {"segment_ids": segment_ids, "write": write, "partition": partition}
+    options = {"segment_ids": segment_ids, "mask": mask, "write": write, "partition": partition}
     return lambda tokens: np.asarray(_whole(graphdef, params, memory, tokens, **options))
 
 
@@ -169,12 +176,14 @@ def _whole(
     tokens: jax.Array,
     *,
     segment_ids: jax.Array | None,
+    mask: jax.Array | None,
     write: bool,
     partition: Partition | None,
 ) -> jax.Array:
     model = nnx.merge(graphdef, params)
     rows = rows_on_devices(partition, model, tokens, memory)
-    out = model(rows.tokens, memory, write=write, segment_ids=segment_ids, **rows.options)
+    options = {"mask": mask, **rows.options}
+    out = model(rows.tokens, memory, write=write, segment_ids=segment_ids, **options)
     return out.logits[:, : tokens.shape[1]]
 
 

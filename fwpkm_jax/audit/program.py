@@ -32,8 +32,10 @@ class Program(Protocol):
     state that it is given as it was, so that one can go back to it.
     """
 
-    vocab_size: int
-    """Number of token ids."""
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        ...
 
     def start(self, rows: int, length: int) -> Any:
         """The state of rows that have read nothing, with room for `length` tokens each."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import log_softmax
 
-from fwpkm_jax.audit.design import other_tokens
+from fwpkm_jax.audit.design import ROUNDING, Noise, other_tokens
 from fwpkm_jax.audit.lines import Line, difference_of, judged
 from fwpkm_jax.audit.paths import ModelProgram
 from fwpkm_jax.audit.program import Program, in_pieces
@@ -19,7 +19,6 @@ WORSE = 0.5
 _ROWS = 4  # Texts that are read side by side for the first write.
 _PIECE = 512  # Tokens of the long text that are read in one call.
 _LATE = 8  # Positions of the long text from which on another text is read.
-_EQUAL = 1e-5  # Nats that two equal calls may differ by, where a device adds in no fixed order.
 
 
 def stability(subject: Subject, *, tokens: int) -> Iterator[Line]:
@@ -42,7 +41,7 @@ def stability(subject: Subject, *, tokens: int) -> Iterator[Line]:
             for one in (program, ModelProgram(program.model, program.initial, writes=False))
         )
         yield first_write(written, frozen)
-    yield from long_text(program, text[: tokens + 1])
+    yield from long_text(program, text[: tokens + 1], rounding=program.rounding)
 
 
 def first_write(
@@ -94,16 +93,23 @@ def _tokens(subject: Subject) -> Iterator[int]:
                 yield from source[number]["tokens"].tolist()
 
 
-def long_text(program: Program, text: np.ndarray) -> list[Line]:
+def long_text(
+    program: Program, text: np.ndarray, *, rounding: float = ROUNDING
+) -> tuple[Line, Line]:
     """The lines of a long text, read by one stream: all stays finite, and late tokens are causal.
 
     Some pieces are read again, with another text from a position on.
+
+    Args:
+      program: see `Program`.
+      text: ids `[length + 1]`, read in pieces.
+      rounding: see `causality`.
     """
     piece = min(_PIECE, len(text) - 1)
     count = (len(text) - 1) // piece
     state = program.start(1, piece)
     looked = np.linspace(piece // 4, count * piece - 1, _LATE).astype(int).tolist()
-    losses, ahead = np.zeros(count), {}
+    losses, ahead = np.zeros(count), []
     for number in range(count):
         start = number * piece
         part = text[start : start + piece + 1][None]
@@ -113,8 +119,11 @@ def long_text(program: Program, text: np.ndarray) -> list[Line]:
         others = other_tokens(tokens, program.vocab_size)
         for place in (one - start for one in looked if start <= one < start + piece):
             changed = np.where(np.arange(tokens.shape[1]) >= place, others, tokens)
-            other, _ = program.read(before, changed, write=True)
-            ahead[start + place] = difference_of(logits[:, :place], other[:, :place])
+            other, again = (program.read(before, x, write=True)[0] for x in (changed, tokens))
+            noise = Noise.of(logits, again, rounding)
+            moved = difference_of(logits[:, :place], other[:, :place])
+            if moved > noise.allowed or noise.refusal():
+                ahead.append((moved, start + place))
     bad = np.flatnonzero(~np.isfinite(losses))
     good = not bad.size
     tenth = max(1, count // 10)
@@ -132,22 +141,21 @@ def long_text(program: Program, text: np.ndarray) -> list[Line]:
         numbers={"tokens": count * piece}
         | ({"first_tenth": first, "last_tenth": last} if good else {}),
     )
-    worst = max(ahead, key=lambda place: ahead[place])
-    causal = ahead[worst] <= _EQUAL
+    text_of = (
+        f"Another text from token {max(ahead)[1]:,} on moves logits before it by "
+        f"{max(ahead)[0]:.2g}: the model sees ahead, or equal calls differ."
+        if ahead
+        else f"Another text from each of {_LATE} tokens on, the last of them token "
+        f"{looked[-1]:,}, moves no logits before it."
+    )
     late = Line(
         section="causality",
         name="late in a long text",
-        verdict=judged(causal),
-        text=(
-            f"Another text from each of {len(ahead)} tokens on, the last of them token "
-            f"{max(ahead):,}, moves no logits before it by more than {ahead[worst]:.1g}."
-            if causal
-            else f"Another text from token {worst:,} on moves logits before it by "
-            f"{ahead[worst]:.2g}: the model sees ahead."
-        ),
-        numbers={"largest": {str(place): moved for place, moved in ahead.items()}},
+        verdict=judged(not ahead),
+        text=text_of,
+        numbers={"positions": looked, "ahead": [place for _, place in ahead]},
     )
-    return [finite, late]
+    return finite, late
 
 
 def _losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -36,10 +36,9 @@ _DESCRIPTION = """Trains {origin}, whose own values are the defaults below.
 
 Another one: the name of a shipped config (`fwpkm configs`), or a .py file.
 
-A run goes on with --resume RUN. --base RUN --run_dir NEW starts from its weights; with
---add_memory two memories are put into it, and they alone are trained.
-
-What has no option is set in a config file."""
+A run goes on with --resume RUN. --base RUN --run_dir NEW starts a new run from
+the weights of RUN; with --add_memory, two memories are put into it and they
+alone are trained. What has no option is set in a config file."""
 
 _SYNONYMS = {
     "lr": "optimizer.learning_rate",

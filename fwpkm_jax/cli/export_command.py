@@ -56,6 +56,9 @@ class ExportHF(CheckpointOptions):
     run's results. The repository is made if it is not there."""
     private: bool = False
     """Whether a repository that is made can be seen by its owner alone."""
+    license: str | None = None
+    """The model's licence for its card, as the hub names it, such as apache-2.0; None: the card has
+    none."""
 
     def export(self) -> str:
         if self.push is None and self.folder is None:
@@ -66,7 +69,13 @@ class ExportHF(CheckpointOptions):
             if self.push is None:
                 assert self.folder is not None
                 with made_in(self.folder) as folder:
-                    export_model(run, folder, step=self.step, weights=self.weights)
+                    export_model(
+                        run,
+                        folder,
+                        step=self.step,
+                        weights=self.weights,
+                        license_name=self.license,
+                    )
                 return address_of(self.folder)
             return push_model(
                 run,
@@ -75,6 +84,7 @@ class ExportHF(CheckpointOptions):
                 step=self.step,
                 weights=self.weights,
                 private=self.private,
+                license_name=self.license,
             )
 
 

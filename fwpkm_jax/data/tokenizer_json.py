@@ -26,7 +26,7 @@ from fwpkm_jax.io.untrusted import (
     shown,
 )
 from fwpkm_jax.lazy_imports import import_extra
-from fwpkm_jax.storage.addresses import address_of, read_small
+from fwpkm_jax.storage.addresses import address_of, read_small, scheme_of
 
 _MOST_BYTES = 2**27
 _MOST_TEMPLATE_BYTES = 2**20
@@ -50,7 +50,7 @@ class JSONTokenizer:
         """
         tokenizers = import_extra("tokenizers", f"{address_of(path)} is read", extra="hf")
         self._path = address_of(path)
-        self._files: dict[str, bytes | None] = {}
+        self._fetched: dict[str, bytes | None] = {}  # Of a bucket, by name.
         content = read_small(path, most=_MOST_BYTES)
         if is_pointer(content):
             refuse_pointer(self._path)
@@ -93,12 +93,15 @@ class JSONTokenizer:
 
     def _read(self, name: str, *, most: int) -> bytes | None:
         """A file beside the tokenizer; None if there is none."""
-        if name not in self._files:
-            try:
-                self._files[name] = read_small(self._place(name), most=most)
-            except FileNotFoundError:
-                self._files[name] = None
-        return self._files[name]
+        if name in self._fetched:
+            return self._fetched[name]
+        try:
+            content = read_small(self._place(name), most=most)
+        except FileNotFoundError:
+            content = None
+        if scheme_of(self._path) is not None:
+            self._fetched[name] = content
+        return content
 
     def _beside(self, name: str) -> dict[str, Any]:
         content = self._read(name, most=MOST_JSON_BYTES)

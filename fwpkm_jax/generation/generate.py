@@ -13,7 +13,7 @@ from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import Memory, Shared, put_shared, take_shared
 from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.generation.prompts import check_lengths, check_prompts, check_room, split_prompts
-from fwpkm_jax.generation.sampling import Sampling, choose_tokens
+from fwpkm_jax.generation.sampling import Sampling, check_stop_ids, choose_tokens
 from fwpkm_jax.generation.state import GenerationOutput, GenerationState
 from fwpkm_jax.models.language_model import LanguageModel, Stream
 from fwpkm_jax.models.outputs import StreamOutput
@@ -32,7 +32,6 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling | None = None,
     rng: jax.Array | None = None,
-    stop_ids: Sequence[int] = (),
     write: bool = True,
     chunk_size: ChunkSize | None = None,
     piece_length: int = 512,
@@ -56,10 +55,10 @@ def generate(
       state: from `init_generation` or the previous call; unless `keep_state` is True, its buffers
         are reused, so it cannot be used again.
       max_new_tokens: most tokens generated for each sequence; 0 only reads the prompts.
-      sampling: how tokens are chosen; None: the most likely token.
+      sampling: how tokens are chosen and which ones end a sequence; None: the most likely token,
+        and no end.
       rng: key of all draws, the same in every call of one conversation; required if
         `sampling.temperature` is above 0.
-      stop_ids: tokens that end a sequence, such as the end of a document. They are read too.
       write: False leaves the memories unchanged.
       chunk_size: tokens per write; None: the config's. "flush": tokens wait, see
         `LanguageModel.stream`, and the memories stay unchanged, as in drafts that may be thrown
@@ -105,7 +104,7 @@ def generate(
         )
     if rng is not None:
         check_key(rng)
-    check_stop_ids(stop_ids, vocab_size)
+    check_stop_ids(sampling, vocab_size)
     rows = check_prompts(prompts, batch=batch, vocab_size=vocab_size)
     lengths = np.array([len(row) for row in rows])
     check_lengths(model, state, lengths, max_new_tokens)
@@ -113,7 +112,7 @@ def generate(
         check_room(state, lengths, max_new_tokens)
     graphdef, params = nnx.split(model)
     read_only = ReadOnly.of(state.stream.memory, written=write and chunk_size != "flush")
-    options: dict[str, Any] = {"write": write, "chunk_size": chunk_size, "read_only": read_only}
+    options: dict[str, Any] = {"reading": Reading(write, chunk_size), "read_only": read_only}
     state = with_memory(state, read_only.carried(state.stream.memory))
     if keep_state:
         state = jax.tree.map(jnp.copy, state)
@@ -121,7 +120,7 @@ def generate(
         for pieces in split_prompts(rows, piece_length=piece_length):
             state = _prefill(graphdef, params, state, *pieces, **options)
     # With batch 1 the loop ends when the sequence stops, so no step needs a mask.
-    ragged = batch > 1 and (bool(stop_ids) or bool(np.any(state.finished)))
+    ragged = batch > 1 and (bool(sampling.stop_ids) or bool(np.any(state.finished)))
     rng = jax.random.key(0) if rng is None else rng  # The key is not used: greedy.
     blocks: list[Block] = []
     for start in range(0, max_new_tokens, NEW_AT_ONCE):
@@ -130,7 +129,6 @@ def generate(
             # Data of the program, so that another number compiles nothing.
             np.int32(min(NEW_AT_ONCE, max_new_tokens - start)),
             sampling=sampling,
-            stop_ids=tuple(int(token) for token in stop_ids),
             ragged=ragged,
             **options,
         )
@@ -146,12 +144,6 @@ def generate(
         log_probs=jax.device_put(log_probs),
         state=with_memory(state, memory),
     )
-
-
-def check_stop_ids(stop_ids: Sequence[int], vocab_size: int) -> None:
-    """Raises a ValueError unless all of them are tokens."""
-    if any(not 0 <= token < vocab_size for token in stop_ids):
-        raise ValueError(f"stop_ids={tuple(stop_ids)} must lie between 0 and {vocab_size - 1}.")
 
 
 class Block(NamedTuple):
@@ -173,6 +165,13 @@ def _joined(
         tokens[:, own] = np.asarray(block.tokens)[:, :width]
         log_probs[:, own] = np.asarray(block.log_probs)[:, :width]
     return tokens, log_probs
+
+
+class Reading(NamedTuple):
+    """How a call reads tokens and writes memories, see `LanguageModel.stream`."""
+
+    write: bool = True
+    chunk_size: ChunkSize | None = None
 
 
 class ReadOnly(NamedTuple):
@@ -209,15 +208,20 @@ def with_memory(state: GenerationState, memory: dict[str, Memory]) -> Generation
 
 
 def _read(
-    model: LanguageModel, tokens: jax.Array, stream: Stream, read_only: ReadOnly, **options: Any
+    model: LanguageModel,
+    tokens: jax.Array,
+    stream: Stream,
+    mask: jax.Array | None,
+    reading: Reading,
+    read_only: ReadOnly,
 ) -> StreamOutput:
     """`LanguageModel.stream` with the memories that `read_only` and the stream hold together."""
     stream = stream._replace(memory=read_only.whole(stream.memory))
-    out = model.stream(tokens, stream, **options)
+    out = model.stream(tokens, stream, mask=mask, **reading._asdict())
     return out._replace(stream=out.stream._replace(memory=read_only.carried(out.stream.memory)))
 
 
-@partial(jax.jit, static_argnames=("graphdef", "write", "chunk_size"), donate_argnames="state")
+@partial(jax.jit, static_argnames=("graphdef", "reading"), donate_argnames="state")
 def _prefill(
     graphdef: Any,
     params: Any,
@@ -226,8 +230,7 @@ def _prefill(
     mask: jax.Array | None,
     count: jax.Array,
     *,
-    write: bool,
-    chunk_size: ChunkSize | None,
+    reading: Reading,
     read_only: ReadOnly = _NOTHING,
 ) -> GenerationState:
     """The state after the first `count` of the pieces `[pieces, batch, piece]`."""
@@ -235,8 +238,7 @@ def _prefill(
 
     def read(index: jax.Array, carry: tuple[Stream, jax.Array]) -> tuple[Stream, jax.Array]:
         of_piece = None if mask is None else mask[index]
-        options = {"mask": of_piece, "write": write, "chunk_size": chunk_size}
-        out = _read(model, tokens[index], carry[0], read_only, **options)
+        out = _read(model, tokens[index], carry[0], of_piece, reading, read_only)
         # Prompts end with the last piece, so its last position is real in every prompt.
         return out.stream, out.logits[:, -1]
 
@@ -257,7 +259,7 @@ def _prefill(
 
 @partial(
     jax.jit,
-    static_argnames=(*("graphdef", "sampling", "stop_ids", "ragged", "write", "chunk_size"),),
+    static_argnames=("graphdef", "sampling", "ragged", "reading"),
     donate_argnames="state",
 )
 def decode(
@@ -268,10 +270,8 @@ def decode(
     limit: jax.Array,
     *,
     sampling: Sampling,
-    stop_ids: tuple[int, ...],
     ragged: bool,
-    write: bool,
-    chunk_size: ChunkSize | None,
+    reading: Reading,
     read_only: ReadOnly = _NOTHING,
 ) -> tuple[GenerationState, Block]:
     """The state after at most `limit` new tokens of each sequence, and these tokens.
@@ -279,6 +279,7 @@ def decode(
     Args:
       rng: key of all draws, or keys `[batch]`, one of each sequence.
       ragged: whether sequences may be finished while others go on.
+      reading: how the new tokens are read.
     """
     model = nnx.merge(graphdef, params)
     batch = state.finished.shape[0]
@@ -286,7 +287,7 @@ def decode(
     if not (jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) and rng.ndim):
         # One key per sequence, so that its draws do not depend on the other sequences.
         keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(batch))
-    stops = jnp.asarray(stop_ids, jnp.int32)
+    stops = jnp.asarray(sampling.stop_ids, jnp.int32)
 
     def unfinished(carry: tuple[jax.Array, GenerationState, Block]) -> jax.Array:
         step, state, _ = carry
@@ -300,15 +301,8 @@ def decode(
         score = jnp.take_along_axis(
             jax.nn.log_softmax(state.logits, axis=-1), chosen[:, None], axis=-1
         )[:, 0]
-        read = _read(
-            model,
-            chosen[:, None],
-            state.stream,
-            read_only,
-            mask=active[:, None].astype(jnp.float32) if ragged else None,
-            write=write,
-            chunk_size=chunk_size,
-        )
+        mask = active[:, None].astype(jnp.float32) if ragged else None
+        read = _read(model, chosen[:, None], state.stream, mask, reading, read_only)
         # Of logits that are not finite a token would be chosen, too, the same one for ever.
         failed = active & ~jnp.isfinite(score)
         active &= ~failed

@@ -8,6 +8,7 @@ is wrong ends in an `OutsideFileError`, one line that names file, place and way 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -140,7 +141,7 @@ def refuse_link(path: str | os.PathLike[str]) -> None:
         raise OutsideFileError(path, "is a link", otherwise="put what it names in its place")
 
 
-def open_file(path: str | os.PathLike[str], *, otherwise: str = "name a file") -> IO[bytes]:
+def open_file(path: str | os.PathLike[str], *, otherwise: str = "name a file") -> io.BufferedReader:
     """A file, opened to be read; what is refused is as in `size_of`."""
     size_of(path, otherwise=otherwise)  # A pipe would wait for its other end.
     with reading(path, otherwise=otherwise):

@@ -125,7 +125,7 @@ def make_setup(experiment: Experiment) -> Setup:
     return Setup(experiment, partition, graphdef, windowed, optimizer, init, shapes)
 
 
-def check_memory(shapes: TrainState, devices: Sequence[jax.Device]) -> None:
+def check_memory(shapes: TrainState, devices: Sequence[Any]) -> None:
     """Raises ValueError if the state alone takes more memory than the devices have together.
 
     What a step computes comes on top, so a state that passes may still be too large.

@@ -68,11 +68,8 @@ def streamed_documents_equal_separate_streams(case: RuleCase) -> None:
     @jax.jit
     def push(memory: Any, pending: Any, piece: Signals, documents: Any, count: Any) -> Any:
         return streaming.push(
-            *(rule.read, rule.write, memory, pending, piece),
+            *(rule, memory, pending, piece),
             chunk_size=CHUNK,
-            lookahead=rule.lookahead,
-            targets=rule.targets,
-            make_chunk=rule.chunk,
             num_real=count,
             documents=documents,
         )
@@ -90,7 +87,7 @@ def streamed_documents_equal_separate_streams(case: RuleCase) -> None:
             at = np.minimum(done[:, None] + np.arange(_PIECE), _LENGTH - 1)
             real = np.arange(_PIECE) < size[:, None]
             piece = jax.tree.map(lambda x, at=at: _rows(x, at)[:, None], signals)
-            documents = NewDocuments(_rows(starts, at) & real, initial)
+            documents = NewDocuments(jnp.asarray(_rows(starts, at) & real), initial)
             out = push(memory, pending, piece, documents, size.astype(np.int32))
             memory, pending = out.memory, out.pending
             for row in range(number):

@@ -245,8 +245,7 @@ def notes() -> str:
             f" slots cost models of plain text {text_cost('plain text', HARDENED):+.4f}.",
             f"- Ordinary gradient steps on the model's weights answer {100 * by_gradient():.0f} of"
             " 100 facts that are stated once. In the models with a frozen backbone the default"
-            " write"
-            f" leaves {_range(in_frozen_backbone())} of the facts after 30 conversations.",
+            f" write leaves {_range(in_frozen_backbone())} of the facts after 30 conversations.",
         ]
     )
 

@@ -131,9 +131,9 @@ def answer() -> str:
     gates = np.array([runs(WRITTEN, recipe)[0]["gates"] for recipe in trained if recipe != SPANS])
     weights = runs(WRITTEN, trained[0])[0]["weights"]
     return (
-        f"Up to 64 training sentences do not, at {weights / 1e6:.1f}M weights: in new words FwPKM"
-        f" finds {min(found):.2f} to {max(found):.2f} of the first digits, and guessing a digit"
-        " 0.10.\n"
+        f"More training sentences, up to 64, do not: with {weights / 1e6:.1f}M weights FwPKM finds"
+        f" {min(found):.2f} to {max(found):.2f} of the first digits in new words, where guessing a"
+        " digit finds 0.10.\n"
         "The queries are good enough, but the gate suppresses the read: exact neighbours of the"
         f" same queries, with all gates open, find {min(opened):.2f} to {max(opened):.2f}, and the"
         f" gate is {gates[:, 0].min():.2f} to {gates[:, 0].max():.2f} before a first digit."

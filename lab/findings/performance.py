@@ -30,9 +30,9 @@ class Spread(NamedTuple):
     least: float
     most: float
 
-    def __format__(self, form: str) -> str:
+    def shown(self, form: str, unit: str = "") -> str:
         median, least, most = (format(x, form) for x in self)
-        return f"{median} ({least} to {most})"
+        return f"{median}{unit} ({least} to {most})"
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -192,15 +192,15 @@ def table() -> str:
     rows = [
         [
             "training step on an H100, no memory",
-            f"{blocks(NONE):.0f} ms, about {samples(step(NONE))} samples/s",
+            f"{blocks(NONE).shown('.0f', ' ms')}, about {samples(step(NONE))} samples/s",
             f"paper: {none:.0f} samples/s",
         ],
         [
             "the same, three memories",
-            f"{blocks(FWPKM):.0f} ms, about {samples(step(FWPKM))} samples/s",
+            f"{blocks(FWPKM).shown('.0f', ' ms')}, about {samples(step(FWPKM))} samples/s",
             f"paper: {three:.0f} samples/s",
         ],
-        ["speed with memories, relative", f"{ours:.2f}", f"paper: {theirs:.2f}"],
+        ["speed with memories, relative", ours.shown(".2f"), f"paper: {theirs:.2f}"],
         [
             "memory alone on a CPU, 512 x 512 slots",
             f"{alone[512]:.2f} ms per token",
@@ -209,8 +209,8 @@ def table() -> str:
         ["the same, 128 x 128 slots", f"{alone[128]:.2f} ms per token", authors(128)],
         [
             "training step on a CPU, three memories",
-            f"{train_step_cpu('fwpkm'):.1f} s",
-            f"no memory: {train_step_cpu('none'):.1f} s",
+            train_step_cpu("fwpkm").shown(".1f", " s"),
+            f"no memory: {train_step_cpu('none').shown('.1f', ' s')}",
         ],
         [
             "decoding a token on a CPU, three memories",
@@ -228,7 +228,7 @@ def table() -> str:
 
 def readme_cost() -> list[list[str]]:
     """Rows of README's table of costs on a CPU: what, without a memory, with three."""
-    seconds = [f"{train_step_cpu(one):.1f} s" for one in ("none", "fwpkm")]
+    seconds = [train_step_cpu(one).shown(".1f", " s") for one in ("none", "fwpkm")]
     milliseconds = [f"{decode_cpu(one):.0f} ms" for one in ("none", "fwpkm")]
     return [
         ["training step of 1,024 tokens", *seconds],

@@ -410,7 +410,7 @@ SET: dict[str, tuple[str, ...]] = {
     ),
     "performance.md": (
         "An H200 has the arithmetic of an H100 and 1.4 times its bandwidth",
-        "Their forward pass at 512 x 512 slots then needs more than 19 GB",
+        "their forward pass at 512 x 512 slots needs more than 19 GB",
         "agree with the authors' class to 5e-7 of their norms",
         "agrees in float64 to 1e-9, gradients to 1e-8",
         "(, twelve layers, 8 sequences of 4096 tokens), by the program compiled for an absent H100",

@@ -99,14 +99,14 @@ def table() -> str:
 
 def draw() -> Figure:
     names = [
-        "facts,\nown memory",
-        "facts, memory\ncarried",
-        "500 bytes, open\n1 reading",
-        "4 readings",
-        "7,500 bytes\n4 readings",
-        "500 bytes, half\n1 reading",
-        "4 readings",
-        "7,500 bytes\n4 readings",
+        "facts, a new memory\nper sequence",
+        "facts, one memory\ncarried",
+        "gates open:\n500 bytes, read once",
+        "500 bytes, four times",
+        "7,500 bytes, four times",
+        "gates at a half:\n500 bytes, read once",
+        "500 bytes, four times",
+        "7,500 bytes, four times",
     ]
     found = _rows()
     figure, (axis,) = drawing.new_figure(4.6)

@@ -137,7 +137,7 @@ def test_each_domain_is_left_unread_once_in_every_training(name):
         left_out = [x["change"]["unread"] for x in own if x["run"] == training]
         assert sorted(left_out) == sorted([domain] for domain in DOMAINS)
     found = forgetting.unread(name)
-    assert found.trainings == len(trainings)
+    assert found.seeds == len(trainings)
     # As many domains are read in each line, and as many moments follow.
     changes = [x["change"] for x in own]
     gains = -np.mean([np.array(x["own"])[:, 0] for x in changes])
@@ -154,9 +154,9 @@ def test_what_a_control_shows_depends_on_its_interval():
 
     assert control(1, 9, 2).largest == ("b", 1.5)
     said = {
-        (2, 3, 4): "above zero in 3 of 3 pairs of domain and training, shows adaptation",
-        (1, 2, 9): "above zero in 3 of 3 pairs of domain and training, is too uncertain to show",
-        (-1, 2, 9): "above zero in 2 of 3 pairs of domain and training, is too uncertain to show",
+        (2, 3, 4): "above zero in 3 of 3 pairs of domain and seed, shows adaptation",
+        (1, 2, 9): "above zero in 3 of 3 pairs of domain and seed, is too uncertain to show",
+        (-1, 2, 9): "above zero in 2 of 3 pairs of domain and seed, is too uncertain to show",
     }
     for differences, words in said.items():
         assert words in forgetting.difference(control(*differences))

@@ -31,7 +31,7 @@ SOUND = {
     "a product-key memory alone": {"memory_layers": (), "pkm_layers": (0,)},
     "a head that is not the embedding": {"tie_embeddings": False},
     "activations in bfloat16": {"activation_dtype": "bfloat16"},
-    "chunks of one token": memory(chunk_size=1),
+    "chunks of one token": memory(chunk_size=1, rule=replace(RULE, lookahead=0)),
     "a lookahead of three tokens": memory(rule=replace(RULE, lookahead=3)),
     "a memory for each document": memory(documents="document"),
     "experts": {"expert_layers": (0,)},

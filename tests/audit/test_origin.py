@@ -6,6 +6,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def test_answers_are_those_of_generate_and_beside_them_what_right_tokens_make_li
     for text, one, tokens, logits in zip(longer.texts, row, spoken, given, strict=True):
         state = init_generation(facts.model, facts.memory, batch=1, max_length=64)
         state = generate(facts.model, [text], state, max_new_tokens=0).state
-        options = {"write": False, "keep_state": True}
+        options: dict[str, Any] = {"write": False, "keep_state": True}
         out = generate(facts.model, [one.tokens], state, max_new_tokens=3, **options)
         np.testing.assert_array_equal(out.tokens[0], tokens)
         for number in range(3):

@@ -234,7 +234,7 @@ def test_boundaries_hold_the_edges_of_chunks_the_ends_and_late_places():
 @pytest.mark.parametrize(("start", "verdict"), [(700, "fail"), (5000, "pass")])
 def test_a_look_ahead_that_begins_late_in_a_long_text_is_named(start, verdict):
     text = np.random.default_rng(5).integers(VOCAB, size=1600)
-    finite, late = long_text(Toy(ahead(where=lambda place: place >= start)), text)
+    finite, late = long_text(Toy(noise(1e-9, ahead(where=lambda place: place >= start))), text)
     assert (finite.name, finite.verdict) == ("a long text", "pass")
     assert (late.section, late.name, late.verdict) == ("causality", "late in a long text", verdict)
     if verdict == "pass":

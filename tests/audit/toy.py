@@ -49,7 +49,7 @@ class Toy:
     def read(self, state: State, tokens: np.ndarray, *, write: bool) -> tuple[np.ndarray, State]:
         x = self.fault(self, self.embedding[tokens], state)
         seen = np.concatenate([state.window, x], axis=1)
-        windows = sum(seen[:, back : back + x.shape[1]] for back in range(4))
+        windows = np.sum([seen[:, back : back + x.shape[1]] for back in range(4)], axis=0)
         hidden, memory, queue = np.zeros_like(x), state.memory, state.queue
         for place in range(x.shape[1]):
             hidden[:, place] = np.tanh(windows[:, place] + memory @ self.mix)

@@ -526,7 +526,7 @@ def test_variants_that_were_not_timed_have_no_row():
     row = {"model": "a", "variant": "all", "milliseconds": 62.875, "milliseconds_spread": 1.5}
     row |= {"samples_per_second": 127.24, "final_loss": 0.45882}
     *_, only = steps_table([row, {"model": "a", "variant": "both", "failed": "late"}]).splitlines()
-    assert only == "| `a` | `all` | 62.88 | 1.50 | 127.2 | 0.4588 |"
+    assert only == "| `a` | `all` | 62.9 | 1.5 | 127 | 0.4588 |"
 
 
 def test_a_table_has_a_kernels_schedule_beside_the_one_before():

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -37,6 +38,7 @@ from fwpkm_jax.layers import (
     Llama3Scaling,
     YarnConfig,
 )
+from fwpkm_jax.memories import describe
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.run import load_run
@@ -334,10 +336,9 @@ def save_tokenizer(folder):
     (folder / "chat_template.jinja").write_text(template)
 
 
-@pytest.mark.thorough
-def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(
-    folder, tmp_path, monkeypatch, capsys
-):
+@pytest.fixture
+def run_page(folder, tmp_path, monkeypatch, capsys):
+    """Runs the tutorial's commands in a new folder; what each has said, by its first words."""
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     monkeypatch.chdir(tmp_path)
@@ -347,11 +348,23 @@ def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(
     Path("texts", "a.txt").write_text("Alice has a cat. It sleeps on the stairs. " * 20)
     Path("notes.txt").write_text("My cat is called Tom.")
     monkeypatch.setattr("sys.stdin", io.StringIO("Where is it?\n/memory\n/quit\n"))
-    said = {}
-    for command in page_commands():
-        assert command[0] == "fwpkm"
-        assert program.main(command[1:]) == 0, capsys.readouterr().err
-        said[" ".join(command[1:3])] = capsys.readouterr().out
+
+    def run(*, but=()):
+        said = {}
+        for command in page_commands():
+            assert command[0] == "fwpkm"
+            if command[1] in but:
+                continue
+            assert program.main(command[1:]) == 0, capsys.readouterr().err
+            said[" ".join(command[1:3])] = capsys.readouterr().out
+        return said
+
+    return run
+
+
+@pytest.mark.thorough
+def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(run_page, capsys):
+    said = run_page()
     assert "slow weights" in said["train --base"]
     assert "rows written" in said["chat runs/qwen_memory"]
     assert "The memory 'alice' is saved." in said["chat runs/qwen_memory"]
@@ -386,3 +399,28 @@ def test_a_link_out_of_a_received_model_is_not_kept_and_one_of_the_hubs_cache_is
     (snapshot / "config.json").rename(blob)
     (snapshot / "config.json").symlink_to("../../blobs/b")
     assert program.main(["import", "hf", str(snapshot), str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.extras
+@pytest.mark.skipif(
+    find_spec("torch") is None or find_spec("transformers") is None,
+    reason="torch and transformers: not installed",
+)
+def test_the_tutorials_lines_in_pytorch_take_its_memory_there_and_back(
+    run_page, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
+    run_page(but=("eval", "chat"))
+    memories = Path("runs/qwen_memory/memories")
+    alice, bob = (memories / f"{name}.safetensors" for name in ("alice", "bob"))
+    bob.unlink()  # The page's last command has begun it without PyTorch.
+    lines = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+    before = alice.read_bytes()
+    exec(lines, {})
+    assert alice.read_bytes() == before
+    assert describe(memories, "bob").num_read != (0,)
+    asked = ["--memory", "bob", "--prompt", "Who?", "--chat", "True", "--max_new_tokens", "3"]
+    capsys.readouterr()
+    assert program.main(["generate", "runs/qwen_memory", *asked]) == 0
+    assert "bob" in capsys.readouterr().err

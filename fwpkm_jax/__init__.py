@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from fwpkm_jax.run.load import load_run
     from fwpkm_jax.run.train import train
     from fwpkm_jax.testing import check_mixer, check_rule
-    from fwpkm_jax.training.config import TrainingConfig
     from fwpkm_jax.training.fit import fit
     from fwpkm_jax.training.optimizer import OptimizerConfig
     from fwpkm_jax.training.state import MemoryConfig
+    from fwpkm_jax.training.training_config import TrainingConfig
 
 __version__ = "0.1.0"
 
@@ -72,22 +72,4 @@ __all__ = [
     "train",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "fwpkm_jax.config": ("Experiment", "load_config"),
-        "fwpkm_jax.data": ("RecallData", "TextData"),
-        "fwpkm_jax.generation": ("Sampling", "generate", "init_generation"),
-        "fwpkm_jax.layers.memories.fast_weight": ("FastWeight", "FastWeightConfig"),
-        "fwpkm_jax.layers.mixers.registry": ("register_mixer",),
-        "fwpkm_jax.testing": ("check_mixer", "check_rule"),
-        "fwpkm_jax.models": ("LanguageModel", "ModelConfig"),
-        "fwpkm_jax.rules": ("FwMLP", "FwPKM", "LaCTRule", "TitansRule", "register_rule"),
-        "fwpkm_jax.run.continue_text": ("continue_text",),
-        "fwpkm_jax.run.evaluate": ("evaluate",),
-        "fwpkm_jax.run.load": ("load_run",),
-        "fwpkm_jax.run.train": ("train",),
-        "fwpkm_jax.training.fit": ("fit",),
-        "fwpkm_jax.training": ("MemoryConfig", "OptimizerConfig", "TrainingConfig"),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, __file__)

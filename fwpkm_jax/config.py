@@ -19,18 +19,22 @@ from typing import Any
 from fwpkm_jax import config_json
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data import AbstractDataConfig
-from fwpkm_jax.io.atomic import check_local
-from fwpkm_jax.io.untrusted import OutsideFileError, parse_json, read_json, shown
+from fwpkm_jax.io.untrusted import (
+    MOST_JSON_BYTES,
+    OutsideFileError,
+    parse_json,
+    read_json,
+    shown,
+)
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.literals import check_least, check_literals, nearest, some
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.plugins import missing_plugins, refuse_unnamed
-from fwpkm_jax.storage.addresses import check_store, scheme_of
-from fwpkm_jax.storage.stores import Store
+from fwpkm_jax.storage.addresses import address_of, check_store, read_small, scheme_of
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
-from fwpkm_jax.training.config import WITHOUT_EFFECT, LogName, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.runs.processes import DistributedConfig
+from fwpkm_jax.training.training_config import WITHOUT_EFFECT, LogName, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,9 @@ class Experiment:
     """Length of the run, batches, memories."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """The devices that share the work; one by default."""
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    distributed: DistributedConfig = field(
+        default_factory=DistributedConfig, metadata={"stored": False}
+    )
     """The processes that share it, at this start; it is not stored with the run."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the run is saved, and what is kept."""
@@ -96,9 +102,7 @@ class Experiment:
 
     def to_json(self) -> dict[str, Any]:
         """The experiment as JSON values; `from_json` gives it back."""
-        values = to_json(self)
-        del values["distributed"]  # Of a start, not of the run.
-        return values
+        return to_json(self)
 
     @property
     def fingerprint(self) -> str:
@@ -126,11 +130,7 @@ def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config"
         names = values.get("plugins", [])
         names = config_json.from_json(names, tuple[str, ...], path=f"{path}.plugins")
         refuse_unnamed(names, path)
-    found = config_json.from_json(values, annotation, path=path)
-    written = found.to_json() if isinstance(found, Experiment) else to_json(found)
-    for name in config_json.lacking(values, written, path):
-        raise config_json.UnknownNameError(f"{name} is missing.")
-    return found
+    return config_json.from_json(values, annotation, path=path, whole=True)
 
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -226,7 +226,7 @@ def read_experiment(run_dir: str | Path) -> Experiment:
       ValueError: the run names plugins that this program did not import, or the configuration
         cannot be read; the message names the value, or the commit that wrote it.
     """
-    path, values = _stored_config(run_dir)
+    path, values = stored_config(run_dir)
     try:
         return from_json(values, path=str(path))
     except OutsideFileError:
@@ -245,39 +245,27 @@ def read_experiment(run_dir: str | Path) -> Experiment:
 _COPY = "put back a copy: each checkpoint has one, checkpoints/STEP/config/metadata"
 
 
-def config_file(run_dir: str | Path) -> Path:
-    """The configuration of a run, which is not read.
+def stored_config(run_dir: str | Path) -> tuple[str, dict[str, Any]]:
+    """Where the configuration of a run is, on this machine or in a bucket, and its JSON.
 
     Raises:
       FileNotFoundError: there is no run.
-      ValueError: `run_dir` is an address.
+      ValueError: it cannot be read.
     """
-    check_local(run_dir)
-    path = Path(run_dir) / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; {run_dir} holds no run.")
-    return path
-
-
-def _stored_config(run_dir: str | Path) -> tuple[str | Path, dict[str, Any]]:
-    """Where a run's configuration is, and its JSON."""
-    if scheme_of(run_dir) is None:
-        path = config_file(run_dir)
-        return path, read_json(path, otherwise=_COPY, kind=dict)
-    store = Store(str(run_dir))
-    name = f"{store}/config.json"
+    name = f"{address_of(run_dir).rstrip('/')}/config.json"
     try:
-        content = store.read("config.json")
+        content = read_small(name, most=MOST_JSON_BYTES)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{name} does not exist; {store} holds no run.") from error
+        raise FileNotFoundError(
+            f"{name} does not exist; {address_of(run_dir)} holds no run."
+        ) from error
     return name, parse_json(content, name, otherwise=_COPY, kind=dict)
 
 
 def _commit_of(run_dir: str | Path) -> str:
     """The code of a run's first session, as `environment.json` tells."""
     try:
-        run_dir = Path(run_dir)
-        commit = read_json(run_dir / "environment.json")["sessions"][0]["commit"]
+        commit = read_json(Path(run_dir) / "environment.json")["sessions"][0]["commit"]
     except (OSError, ValueError, LookupError, TypeError):
         commit = None
     return f"commit {shown(commit, 50)}" if commit else "its commit was not recorded"

@@ -25,9 +25,13 @@ class UnknownNameError(ValueError):
 
 
 def to_json(config: Any) -> Any:
-    """JSON values of a dataclass tree; a dataclass carries its name under `class`."""
+    """JSON values of a dataclass tree; a dataclass carries its name under `class`.
+
+    Fields whose metadata say `stored=False` are left out.
+    """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        fields = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        stored = filter(_is_stored, dataclasses.fields(config))
+        fields = {f.name: to_json(getattr(config, f.name)) for f in stored}
         return {"class": type(config).__name__, **fields}
     if isinstance(config, tuple | list):
         return [to_json(item) for item in config]
@@ -38,31 +42,37 @@ def to_json(config: Any) -> Any:
     raise TypeError(f"{config!r} in a configuration has no JSON form.")
 
 
-def from_json(values: Any, annotation: Any, *, path: str = "config") -> Any:
+def _is_stored(field: dataclasses.Field) -> bool:
+    return field.metadata.get("stored", True)
+
+
+def from_json(values: Any, annotation: Any, *, path: str = "config", whole: bool = False) -> Any:
     """The configuration that `to_json` wrote, every name and type checked.
 
     Args:
       values: parsed JSON.
       annotation: the type expected.
       path: what errors call the place.
+      whole: whether every field must be there, also one with a default: another version may have
+        had another one, or not have had the field.
 
     Raises:
-      UnknownNameError: a field or class is unknown (the nearest name is given), or a required
-        field is missing.
+      UnknownNameError: a field or class is unknown (the nearest name is given), or a field is
+        missing.
       ValueError: a value has the wrong type, or a dataclass refuses its values.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):
-        return _from_json_union(values, arguments, path)
+        return _from_json_union(values, arguments, path, whole)
     if origin is Literal:
         if values not in arguments:
             hint = nearest(str(values), [str(a) for a in arguments])
             raise ValueError(f"{path}={values!r} is none of {list(arguments)}{hint}.")
         return values
     if origin is tuple:
-        return _from_json_tuple(values, arguments, path)
+        return _from_json_tuple(values, arguments, path, whole)
     if _is_section(annotation):
-        return _from_json_dataclass(values, annotation, path)
+        return _from_json_dataclass(values, annotation, path, whole)
     if annotation is float and isinstance(values, int | float) and not isinstance(values, bool):
         if not abs(values) <= _MOST_FLOAT:
             raise ValueError(f"{path}={values!r} must be finite in float32.")
@@ -76,7 +86,7 @@ def from_json(values: Any, annotation: Any, *, path: str = "config") -> Any:
     return values
 
 
-def _from_json_union(values: Any, options: Sequence[Any], path: str) -> Any:
+def _from_json_union(values: Any, options: Sequence[Any], path: str, whole: bool) -> Any:
     """The value as the one of `options` it belongs to; dataclasses are told by their `class`."""
     if values is None and types.NoneType in options:
         return None
@@ -88,28 +98,28 @@ def _from_json_union(values: Any, options: Sequence[Any], path: str) -> Any:
             raise UnknownNameError(
                 f"{path}.class={name!r} is none of {sorted(classes)}{nearest(str(name), classes)}."
             )
-        return from_json(values, classes[name], path=path)
+        return from_json(values, classes[name], path=path, whole=whole)
     errors = []
     for option in options:
         try:
-            return from_json(values, option, path=path)
+            return from_json(values, option, path=path, whole=whole)
         except ValueError as error:
             errors.append(str(error))
     raise ValueError("; ".join(errors))
 
 
-def _from_json_tuple(values: Any, items: Sequence[Any], path: str) -> tuple[Any, ...]:
+def _from_json_tuple(values: Any, items: Sequence[Any], path: str, whole: bool) -> tuple[Any, ...]:
     if not isinstance(values, list):
         raise ValueError(f"{path}={values!r} must be a list.")
     if len(items) == 2 and items[1] is ...:
         items = [items[0]] * len(values)
     if len(items) != len(values):
         raise ValueError(f"{path}={values!r} must have {len(items)} entries.")
-    pairs = zip(values, items, strict=True)
-    return tuple(from_json(v, item, path=f"{path}[{i}]") for i, (v, item) in enumerate(pairs))
+    pairs = enumerate(zip(values, items, strict=True))
+    return tuple(from_json(v, item, path=f"{path}[{i}]", whole=whole) for i, (v, item) in pairs)
 
 
-def _from_json_dataclass(values: Any, annotation: type, path: str) -> Any:
+def _from_json_dataclass(values: Any, annotation: type, path: str, whole: bool) -> Any:
     if not isinstance(values, dict):
         raise ValueError(f"{path}={values!r} must be an object with the fields of a section.")
     values = dict(values)
@@ -123,28 +133,19 @@ def _from_json_dataclass(values: Any, annotation: type, path: str) -> Any:
     names = [f.name for f in dataclasses.fields(cls)]
     for unknown in values.keys() - set(names):
         raise UnknownNameError(f"{path}.{unknown} is not a field{nearest(unknown, names)}.")
-    decoded = {n: from_json(v, types_of[n], path=f"{path}.{n}") for n, v in values.items()}
+    decoded = {
+        name: from_json(value, types_of[name], path=f"{path}.{name}", whole=whole)
+        for name, value in values.items()
+    }
     for field in dataclasses.fields(cls):
         defaults = (field.default, field.default_factory)
-        if field.init and field.name not in decoded and defaults == (dataclasses.MISSING,) * 2:
+        needed = (whole and _is_stored(field)) or defaults == (dataclasses.MISSING,) * 2
+        if field.init and needed and field.name not in decoded:
             raise UnknownNameError(f"{path}.{field.name} is missing.")
     try:
         return cls(**decoded)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def lacking(values: Any, whole: Any, path: str) -> Iterator[str]:
-    """The fields of `whole`, from `to_json`, that `values` do not have."""
-    if isinstance(whole, dict):
-        for name, value in whole.items():
-            if name not in values:
-                yield f"{path}.{name}"
-            else:
-                yield from lacking(values[name], value, f"{path}.{name}")
-    elif isinstance(whole, list):
-        for number, (value, one) in enumerate(zip(values, whole, strict=True)):
-            yield from lacking(value, one, f"{path}[{number}]")
 
 
 hints = functools.cache(typing.get_type_hints)  # Resolving them is slow.

@@ -1,23 +1,32 @@
-"""What is imported when it is first used: public names, and packages that extras install."""
+"""What is imported when it is first used: public names, entries of registries, extras' packages."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(
-    package: str, modules: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """A package's `__getattr__` and `__dir__` (PEP 562), which import its names on first use.
+
+    Which names there are, and where, say the imports below `if TYPE_CHECKING:` in its file: a type
+    checker reads them, and so does this function.
 
     Args:
       package: its `__name__`.
-      modules: the public names by the module that defines them.
+      file: its `__file__`.
     """
-    homes = {name: module for module, names in modules.items() for name in names}
+    homes = {
+        alias.name: f"{node.module}"
+        for node in ast.walk(ast.parse(Path(file).read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -30,6 +39,17 @@ def lazy_names(
         return sorted({*vars(sys.modules[package]), *homes})
 
     return get, names
+
+
+class LazyRegistry(UserDict[str, Any]):
+    """Objects by name; one that stands as `module:NAME` is imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.data[name]
+        if isinstance(found, str):
+            module, attribute = found.split(":")
+            self.data[name] = found = getattr(importlib.import_module(module), attribute)
+        return found
 
 
 def import_extra(name: str, what: str, *, extra: str) -> Any:

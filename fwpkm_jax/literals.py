@@ -80,6 +80,31 @@ def check_least(config: Any, **least: float) -> None:
             raise ValueError(f"{name}={value} is too small; use {bound} or more.")
 
 
+def check_above_0(config: Any, *names: str) -> None:
+    """Raises ValueError, with name and value, for a field that is neither None nor above 0."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:  # NaN is not.
+            raise ValueError(f"{name}={value} must be above 0.")
+
+
+def check_share(config: Any, name: str, *, zero: bool = True, one: bool = True) -> None:
+    """Raises ValueError, with name and value, for a field outside 0 to 1; None passes.
+
+    Args:
+      config: that has the field.
+      name: of the field.
+      zero: whether it may be 0.
+      one: whether it may be 1.
+    """
+    value = getattr(config, name)
+    if value is None or 0 < value < 1 or (zero and value == 0) or (one and value == 1):
+        return
+    out = [end for end, may_be in (("0", zero), ("1", one)) if not may_be]
+    excluded = f", {' and '.join(out)} excluded" if out else ""
+    raise ValueError(f"{name}={value} must lie between 0 and 1{excluded}.")
+
+
 def check_seed(seed: int) -> None:
     """Raises ValueError unless `jax.random.key` takes the seed without cutting it.
 
@@ -136,11 +161,3 @@ def _choice(annotation: Any) -> _Choice | None:
             values += (None,)
         return _Choice(values, others=any(x is not types.NoneType for x in plain))
     return None
-
-
-def check_above_0(config: Any, *names: str) -> None:
-    """Raises ValueError, with name and value, for a field that is neither None nor above 0."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not value > 0:  # NaN is not.
-            raise ValueError(f"{name}={value} must be above 0.")

@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in FINDINGS:
             module = importlib.import_module(f"lab.findings.{name}")
             if hasattr(module, "draw"):
-                drawing.save(module.draw(), options.images / f"{name}.png")
+                drawing.save(module.draw(), options.images / f"{name}.svg")
     print(*differ, sep="\n")
     if differ and options.check:
         raise SystemExit("They do not say what the lines say; write them with python -m lab.pages.")

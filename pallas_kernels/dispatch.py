@@ -125,6 +125,7 @@ class Operation:
         self, kernel: Kernel, by_name: bool, arguments: Any, options: Any
     ) -> Implementation:
         """The kernel if it can run here; otherwise the reference, or an error if asked by name."""
+        # A simulated kernel runs nowhere, so no device can refuse or check it.
         simulated = _simulation.value is not None
         # The device first, then the arguments, then the check, which is the slowest.
         lacking = None if simulated else _device_lacks(kernel)

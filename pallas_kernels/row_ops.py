@@ -1,6 +1,7 @@
 """The operations on table rows that `core.slots.values.scan` uses on a GPU or TPU."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -17,33 +18,17 @@ from fwpkm_jax.core.slots.values.exchange import (
     of_chunk,
 )
 from fwpkm_jax.core.slots.values.grouping import SlotGroups
-from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
-from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of
+from fwpkm_jax.core.slots.write import ValueWrite
+from pallas_kernels.dispatch import Kernel, Operation, module_of
 from pallas_kernels.refusals import refusal, refuse_rows
 
 
-def row_ops(values: jax.Array, *, write: ValueWrite = PLAIN, backend: Backend = "auto") -> RowOps:
-    """The operations for tables like `values`: all of them kernels, or all of them plain XLA.
-
-    Args:
-      values: `[..., value]`.
-      write: how they are written; kernels compute the plain error (`ValueWrite.error`).
-      backend: "auto", "reference" or "pallas".
-
-    Raises:
-      ValueError: `backend="pallas"` on a platform without a kernel.
-      NotImplementedError: `backend="pallas"` with a width, dtype or option of the write that the
-        kernels do not take.
-    """
-    chosen = VALUE_SCAN.choose(backend, values, write)
-    return RowOps() if chosen == "reference" else ops_of(chosen)
-
-
 @functools.cache
-def ops_of(kernel: Kernel) -> RowOps:
+def row_ops(kernel: Kernel) -> RowOps:
     """The operations of one device's kernels; the same object each time, so that traces are shared.
 
     They call the kernels without their gradients: `core.slots.values.scan` has its own.
+    `VALUE_SCAN.choose(backend, values, write)` says whether they take a table and its write.
     """
     read, dot = (getattr(module_of("slot_read", kernel), name) for name in ("read", "dot"))
     add_with_log = module_of("slot_add", kernel).add
@@ -65,7 +50,7 @@ def ops_of(kernel: Kernel) -> RowOps:
     return RowOps(
         # Whole scans one after the other: a table is laid out once for all of its chunks.
         batched=sequential_vmap,
-        new_log=_new_log_on_gpu,
+        new_rows=_new_rows_on_gpu,
         runs=module_of("slot_add", kernel).runs_of,
         exchange=_exchange_on_gpu,
         exchange_back=_exchange_back_on_gpu,
@@ -74,15 +59,17 @@ def ops_of(kernel: Kernel) -> RowOps:
     )
 
 
-def _new_log_on_gpu(rows: int, values: jax.Array) -> jax.Array:
+def _new_rows_on_gpu(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """XLA would write all of it, which takes as long as to write the rows themselves."""
     from pallas_kernels.mosaic_gpu import launch, zeros
 
-    def body(program, log):
-        log[rows - 1 + program] = zeros(values.shape[1])
+    rows, width = math.prod(shape[:-1]), shape[-1]
 
-    out_type = [jax.ShapeDtypeStruct((rows, values.shape[1]), values.dtype)]
-    return launch(body, programs=1, out_type=out_type, name="new_log")[0]
+    def body(program, log):
+        log[rows - 1 + program] = zeros(width)
+
+    out_type = [jax.ShapeDtypeStruct((rows, width), dtype)]
+    return launch(body, programs=1, out_type=out_type, name="new_log")[0].reshape(shape)
 
 
 def _exchange_on_gpu(

@@ -22,7 +22,7 @@ from fwpkm_jax.config_json import UnknownNameError
 from fwpkm_jax.data import TextData
 from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.layers.rotary import YarnConfig
-from fwpkm_jax.training.config import WITHOUT_EFFECT
+from fwpkm_jax.training.training_config import WITHOUT_EFFECT
 from tests.training.tiny_config import get_config
 
 CONFIG = Path(__file__).parent / "training" / "tiny_config.py"
@@ -202,7 +202,6 @@ def test_fingerprint_ignores_exactly_what_changes_no_number():
         "training.log_every": 1,
         "training.validate_every": 3,
         "training.validation_batches": 2,
-        "data.num_workers": 2,
     }
     assert others.keys() == set(WITHOUT_EFFECT)
     for path, value in others.items():

@@ -21,6 +21,7 @@ ALLOWED = {
     ("interchange/hf/described.py", "AttentionConfig"): "which kinds the library has names for",
     ("interchange/hf/described.py", "GatedDeltaNetConfig"): "which kinds the library has names for",
     ("interchange/hf/exported.py", "linear_attention"): "what the library calls a kind of layer",
+    ("interchange/hf/pytorch.py", "FwPKM"): "which memories the programs for PyTorch read",
     ("paper/release/names.py", "FwPKM"): "which memories one published format has names for",
     ("paper/models.py", "lact"): "the paper's own table of models, by their published names",
 }

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from benchmarks.machine import queued_seconds
 from fwpkm_jax.core.slots.keys.scan import KeyLoops
-from fwpkm_jax.core.slots.write import KeyWrite
+from fwpkm_jax.core.slots.write import PLAIN, KeyWrite
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
 from pallas_kernels import dispatch
 from pallas_kernels.add_rms_norm import specs as add_rms_norm
@@ -31,7 +31,7 @@ from pallas_kernels.key_scan import specs as key_scan_specs
 from pallas_kernels.mix_rms_norm import specs as mix_rms_norm
 from pallas_kernels.product_top_k import api as product_top_k
 from pallas_kernels.product_top_k import specs as product_top_k_specs
-from pallas_kernels.row_ops import row_ops
+from pallas_kernels.row_ops import VALUE_SCAN
 from pallas_kernels.short_convolution import specs as short_convolution
 from pallas_kernels.slot_add import specs as slot_add
 from pallas_kernels.slot_read import specs as slot_read
@@ -306,7 +306,7 @@ def _memory(groups: int, *, tiny: bool) -> dict[str, Any]:
 
 def _keys(spec: key_scan_specs.KeySpec, dtype: str) -> dict[str, Any]:
     kernel, context = _kernels()
-    ways = key_scan.loops_of(kernel, spec.top_k), KeyLoops()
+    ways = key_scan.key_loops(kernel, spec.top_k), KeyLoops()
     with context:
         return {"errors": key_scan_specs.errors_of(spec, *ways, dtype=dtype)}
 
@@ -321,12 +321,12 @@ def _chosen_selection() -> dict[str, Any]:
 def _chosen_keys() -> dict[str, Any]:
     keys, queries = jnp.zeros((1, 2, 512, 256)), jnp.zeros((2, 512, 1, 512))
     write = KeyWrite(learning_rate=1.0, loss_weight=1.0, score="idw")
-    key_scan.key_loops(keys, queries, top_k=8, key_write=write)
+    key_scan.KEY_SCAN.choose("auto", keys, queries, 8, write)
     return {}
 
 
 def _chosen_rows() -> dict[str, Any]:
-    row_ops(jnp.zeros((256, 512), jnp.float32))
+    VALUE_SCAN.choose("auto", jnp.zeros((256, 512), jnp.float32), PLAIN)
     return {}
 
 

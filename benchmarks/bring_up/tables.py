@@ -13,9 +13,9 @@ def steps_table(lines: Sequence[Line]) -> str:
         [
             f"`{line['model']}`",
             f"`{line['variant']}`",
-            f"{line['milliseconds']:.2f}",
-            f"{line['milliseconds_spread']:.2f}",
-            f"{line['samples_per_second']:.1f}",
+            f"{line['milliseconds']:.1f}",
+            f"{line['milliseconds_spread']:.1f}",
+            f"{line['samples_per_second']:.0f}",
             f"{line['final_loss']:.4f}",
         ]
         for line in lines
@@ -56,7 +56,7 @@ def account_table(lines: Sequence[Line]) -> str:
         elif kind != "all" and now == then:
             continue
         rows.append([*cells, *([f"{old.get('measured_ms', 0):.1f}"] if same_device else [])])
-    head = ["class", "launches (before)", "GB (before)", f"{device.upper()} by the account, ms"]
+    head = ["class", "launches (before)", "GB (before)", f"{device.upper()} by the cost model, ms"]
     head[-1] += " (before)"
     head += ["measured, ms"] * is_measured + ["before, ms"] * same_device
     return _table(head, rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -19,7 +19,11 @@ from fwpkm_jax.io.options import read_options
 from fwpkm_jax.io.terminal import say_error
 from fwpkm_jax.layers.mixers import LaCTConfig
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.paper.models import APPENDIX_HIDDEN, TABLE_1, appendix_model, paper_model
+from fwpkm_jax.paper.models import TABLE_1, paper_model
+from fwpkm_jax.rules import FwMLP
+
+APPENDIX_HIDDEN = 2304
+"""FwMLP's hidden width in the paper's Appendix C; a width of 512 gives Table 1's counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +96,9 @@ def cost_table(options: Options) -> str:
         model, paper = paper_model(name), PUBLISHED.get(name)
         speed = _speed(model, options)
         rows.append(_row(name, model, paper and tuple(paper), speed))
-        wider = appendix_model(name)
-        if wider is not None:
+        if name.endswith("__fwmlp2_6_10"):
+            wide = replace(model.fast_weight, rule=FwMLP(hidden_dim=APPENDIX_HIDDEN))
+            wider = replace(model, fast_weight=wide)
             rows.append(_row(f"  with hidden {APPENDIX_HIDDEN} (Appendix C)", wider, None, "-"))
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = [

@@ -24,9 +24,9 @@ from fwpkm_jax.evaluation.display.plot_style import (
     BLUE,
     GREY,
     count_in_thousands,
+    finish,
     new_figure,
     save_figure,
-    set_title,
 )
 from fwpkm_jax.evaluation.display.tables import format_table, signed
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, differences
@@ -169,11 +169,15 @@ def plot_difference(found: dict[str, Any], path: Path) -> Path:
     half = {end: means for end, means in sorted(at.items()) if 2 * len(means) >= len(curves)}
     axes.plot(list(half), [np.mean(means) for means in half.values()], color=BLUE, lw=2.2)
     count_in_thousands(axes.xaxis)
-    axes.set_xlabel("position in the document (tokens)")
-    axes.set_ylabel("difference so far (nats per token)")
     title = f"Loss of {found['first']['name']} minus {found['second']['name']}"
     below = "thick: their mean while at least half continue; below 0 the first predicts better"
-    set_title(axes, title, f"thin: {len(curves)} documents; {below}")
+    finish(
+        axes,
+        title,
+        f"thin: {len(curves)} documents; {below}",
+        xlabel="position in the document (tokens)",
+        ylabel="difference so far (nats per token)",
+    )
     return save_figure(figure, path)
 
 

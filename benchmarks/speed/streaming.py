@@ -43,8 +43,8 @@ from fwpkm_jax.layers.mixers.attention import AttentionConfig
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
-from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.state import MemoryConfig
+from fwpkm_jax.training.training_config import TrainingConfig
 
 _NAME = "benchmarks.speed.streaming"
 _DOCUMENT = 4000  # Bytes.

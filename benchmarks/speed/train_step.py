@@ -40,7 +40,7 @@ from benchmarks.machine import (
 from benchmarks.options import from_json, parse, to_json
 from benchmarks.speed.longest_kernels import longest_kernels
 from benchmarks.speed.models import Size, baseline_of, model_of, remat_of, train_of
-from fwpkm_jax.core.chunks import split_chunks
+from fwpkm_jax.core.chunks import to_chunks
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
 from fwpkm_jax.training.state import MemoryConfig, TrainState, init_state, model_graph
@@ -220,9 +220,10 @@ def record(options: Options, name: str) -> dict[str, Any]:
         out = nnx.merge(model_graph(model), params).hidden(batch["tokens"][:, :-1], memory)
         return next(iter(out.info.values())).access.slot_ids
 
-    slot_ids = split_chunks(
-        jax.jit(slots)(state.params, state.memory), model.fast_weight.chunk_size
-    )
+    slot_ids = jax.jit(slots)(state.params, state.memory)
+    size = model.fast_weight.chunk_size
+    whole = slot_ids.shape[1] // size * size  # A short last chunk has no place in the record.
+    slot_ids = to_chunks(slot_ids[None, :, :whole], size)[0]
     assert options.record is not None
     options.record.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(

@@ -7,9 +7,9 @@ from fwpkm_jax.data import RecallData
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
-from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig
+from fwpkm_jax.training.training_config import TrainingConfig
 
 
 def get_config() -> Experiment:

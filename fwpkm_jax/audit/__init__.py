@@ -1,17 +1,19 @@
 """Audit of what a model's recall rests on: causality, indices, origin, isolation, stability.
 
-`fwpkm audit RUN` runs it. `audit_run` and `audit_model` give the lines in Python; the functions
-`causality`, `reads_the_token_before`, `apart`, `forgotten`, `answers_freely`, `covers`,
-`first_write` and `origin_lines` check a model of another program.
+`fwpkm audit RUN` runs it. `audit_run` and `audit_model` give the lines in Python. A model of any
+other origin is checked through an adapter of four functions, see `Program` and `program_lines`, or
+by the functions `causality`, `reads_the_token_before`, `apart`, `forgotten`, `covers`,
+`first_write` and `origin_lines`.
 """
 
-from fwpkm_jax.audit.asking import answers_freely, covers
+from fwpkm_jax.audit.asking import covers
 from fwpkm_jax.audit.audit import Audit, AuditConfig, audit_model, audit_run
-from fwpkm_jax.audit.causality import causality, look_ahead
+from fwpkm_jax.audit.causality import causality
 from fwpkm_jax.audit.indices import reads_the_token_before
 from fwpkm_jax.audit.isolation import apart, forgotten
 from fwpkm_jax.audit.lines import Line, failures
 from fwpkm_jax.audit.origin import Answer, headline, origin_lines
+from fwpkm_jax.audit.program import Program, program_lines
 from fwpkm_jax.audit.stability import first_write
 
 __all__ = [
@@ -19,7 +21,7 @@ __all__ = [
     "Audit",
     "AuditConfig",
     "Line",
-    "answers_freely",
+    "Program",
     "apart",
     "audit_model",
     "audit_run",
@@ -29,7 +31,7 @@ __all__ = [
     "first_write",
     "forgotten",
     "headline",
-    "look_ahead",
     "origin_lines",
+    "program_lines",
     "reads_the_token_before",
 ]

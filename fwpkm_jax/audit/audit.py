@@ -1,34 +1,29 @@
-"""The audit of a model or run: all lines, in the order of the page."""
+"""The audit of a model or run: all lines, in the order in which they are found."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fwpkm_jax.audit.asking import answers_of, generates_freely, other_paths
+from fwpkm_jax.audit.asking import answers_of, other_paths
 from fwpkm_jax.audit.indices import indices
-from fwpkm_jax.audit.isolation import isolation
-from fwpkm_jax.audit.lines import Line, Section, attempt
-from fwpkm_jax.audit.model_paths import chat_causality, model_causality
+from fwpkm_jax.audit.lines import Line, attempt, refused
+from fwpkm_jax.audit.model_paths import chat_causality, model_lines
 from fwpkm_jax.audit.origin import Answer, origin_lines
 from fwpkm_jax.audit.questions import questions_of
 from fwpkm_jax.audit.stability import stability
-from fwpkm_jax.audit.trace import traced
 from fwpkm_jax.evaluation.interface import Subject
-from fwpkm_jax.evaluation.option_checks import check_least
+from fwpkm_jax.literals import check_least
 from fwpkm_jax.memories.file import checksum
 from fwpkm_jax.memories.saved import fingerprint
 from fwpkm_jax.run.evaluate import subject_of
 from fwpkm_jax.run.load import Run
 from fwpkm_jax.training.runs.run_directory import environment
 from fwpkm_jax.training.state import named_leaves
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +38,14 @@ class AuditConfig:
     """Length of the text over which all must stay finite."""
 
     def __post_init__(self) -> None:
-        check_least(self, 2, "texts")
-        check_least(self, 1, "length", "tokens")
+        check_least(self, texts=2, length=1, tokens=1)
 
 
 class Audit(NamedTuple):
     """What an audit found.
 
     Attributes:
-      lines: in the order of the page.
+      lines: in the order in which they were found.
       answers: what was said to every question under every condition.
     """
 
@@ -78,32 +72,25 @@ def audit_model(
     config = config or AuditConfig()
     answers: list[Answer] = []
 
-    def origin() -> list[Line]:
-        questions = questions_of(subject, texts=config.texts, length=config.length)
-        for number, one in enumerate([subject, *others]):
-            answers.extend(answers_of(one, questions, run=one.origin.run or f"model {number}"))
-        lines = [*origin_lines(answers), generates_freely(subject, questions)]
+    def origin() -> Iterator[Line]:
+        try:
+            questions = questions_of(subject, texts=config.texts, length=config.length)
+            for number, one in enumerate([subject, *others]):
+                name = one.origin.run or f"model {number}"
+                answers.extend(answers_of(one, questions, run=name))
+        except (NotImplementedError, ValueError, FileNotFoundError) as error:
+            yield refused("origin", "questions", error)
+            return
+        yield from origin_lines(answers)
         if subject.memory:
-            lines.append(other_paths(subject, questions))
-            trace = "storage, addressing, readout"
-            lines += attempt("origin", trace, lambda: [traced(subject, questions)])
-        return lines
+            name = "paths past the memory"
+            yield attempt("origin", name, lambda: other_paths(subject, questions))
 
-    parts: dict[Section, Callable[[], list[Line]]] = {
-        "causality": lambda: model_causality(subject),
-        "indices": lambda: indices(subject),
-        "origin": lambda: attempt("origin", "questions", origin),
-        "isolation": lambda: isolation(subject),
-        "stability": lambda: stability(subject, tokens=config.tokens),
-    }
     found: list[Line] = []
-    for section, lines_of in parts.items():
-        began = time.monotonic()
-        lines = lines_of()
-        for line in lines:
-            show(line)
-        found += lines
-        logger.info("%s: %d lines in %.0f s", section, len(lines), time.monotonic() - began)
+    stable = stability(subject, tokens=config.tokens)
+    for line in itertools.chain(model_lines(subject), indices(subject), origin(), stable):
+        show(line)
+        found.append(line)
     return Audit(found, answers)
 
 
@@ -124,12 +111,11 @@ def audit_run(
       others: runs of other trainings by name.
       show: see `audit_model`.
     """
-    chat = attempt("causality", "chat", lambda: [chat_causality(run)])
-    for line in chat:
-        show(line)
+    chat = attempt("causality", "chat", lambda: chat_causality(run))
+    show(chat)
     subjects = [subject_of(one, name=other) for other, one in (others or {}).items()]
     rest = audit_model(subject_of(run, name=name), config, others=subjects, show=show)
-    return Audit([*chat, *rest.lines], rest.answers)
+    return Audit([chat, *rest.lines], rest.answers)
 
 
 def provenance_of(run: Run, *, name: str, command: Sequence[str]) -> dict[str, Any]:

@@ -6,9 +6,7 @@ its probability, or 1 if it counts as right and else 0.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +14,10 @@ import numpy as np
 import optax
 from flax import nnx
 from scipy.special import softmax
-from scipy.stats import binomtest
 
-from fwpkm_jax.audit.causality import Logits
-from fwpkm_jax.audit.lines import Line, attempt, judged
+from fwpkm_jax.audit.design import Path
+from fwpkm_jax.audit.lines import Line, judged
 from fwpkm_jax.audit.paths import whole_pass
-from fwpkm_jax.data import make_dataset
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.recall import RECALL, RecallConfig
@@ -37,15 +33,13 @@ _ALL = 300
 """Vocabularies up to this size are tried whole."""
 _SAMPLE = 24
 """Tokens of a larger vocabulary that are tried, beside the likeliest ones."""
-_SURE = 0.001
-"""How unlikely more right answers than by guessing must be to count."""
 _OFF = {-1: "two tokens before it, which leaves out the newest", 1: "at its own position"}
 
 
 def reads_the_token_before(
     name: str,
     score: Score,
-    logits: Logits,
+    logits: Path,
     tokens: np.ndarray,
     position: int,
     *,
@@ -113,106 +107,25 @@ def reads_the_token_before(
 def scores_of(subject: Subject) -> dict[str, tuple[Score, bool]]:
     """The project's losses and accuracies of a model, and whether each counts right tokens."""
     model, memory = subject.model, subject.first_memory
-    found: dict[str, tuple[Score, bool]] = {
+    return {
         "training loss": (_training(model, memory), False),
         "validation loss": (_validation(model, memory, "loss"), False),
         "evaluation loss": (_evaluation(model, memory), False),
         "validation accuracy": (_validation(model, memory, "answer_accuracy"), True),
         "recall": (_recall(model, memory), True),
     }
-    return found
 
 
-def indices(subject: Subject) -> list[Line]:
+def indices(subject: Subject) -> Iterator[Line]:
     """The lines of all scores of the project."""
     vocab_size = subject.model.config.vocab_size
     rng = np.random.default_rng(subject.seed)
     tokens = rng.integers(vocab_size, size=8).astype(np.int32)
-    logits = _kept(whole_pass(subject.model, subject.first_memory))
+    logits = whole_pass(subject.model, subject.first_memory)
     rounding = 1e-3 if subject.model.config.activation_dtype == "float32" else 3e-2
-    lines = [
-        reads_the_token_before(
-            name,
-            score,
-            logits,
-            tokens,
-            5,
-            vocab_size=vocab_size,
-            counts_right=counts_right,
-            rounding=rounding,
-        )
-        for name, (score, counts_right) in scores_of(subject).items()
-    ]
-    name = "recall of what is stated nowhere"
-    return lines + attempt("indices", name, lambda: [nothing_to_find(subject)])
-
-
-def nothing_to_find(subject: Subject) -> Line:
-    """The line of the recall evaluation on questions whose answers are stated nowhere.
-
-    The answers of a batch of validation questions are dealt out anew among them. What is right then
-    is right by guessing.
-
-    Raises:
-      ValueError: the run's data ask no questions.
-    """
-    data = subject.data
-    if data is None or data.num_answers is None:
-        raise ValueError(f"{type(data).__name__} asks no questions; origin has text without facts.")
-    num_values = data.num_answers
-    rows = max(subject.groups, subject.batch_size)
-    data = dataclasses.replace(data, num_workers=0)
-    dataset = make_dataset(data, split="valid", batch_size=rows, seed=subject.seed)
-    with contextlib.closing(iter(dataset)) as batches:
-        batch = next(batches)
-    asked, tokens = batch["answer_distance"] > 0, batch["tokens"].copy()
-    answers = tokens[:, 1:][asked]
-    labels = tokens[:, 1:].copy()
-    labels[asked] = np.random.default_rng(subject.seed).permutation(answers)
-    tokens[:, 1:] = labels
-    result = RECALL.of_model(
-        subject.model,
-        subject.first_memory,
-        config=RecallConfig(num_bins=1),
-        batches=[{**batch, "tokens": tokens}],
-        lifetime="batch",
-        groups=rows if subject.memory else 1,
-        num_values=num_values,
-    )
-    found = result.record["results"]["writing"]["all"]
-    # The same answer may be frequent.
-    most = int(np.unique(answers, return_counts=True)[1].max())
-    chance = max(1 / num_values, most / len(answers))
-    right = round(found["accuracy"] * found["answers"])
-    p = float(binomtest(right, found["answers"], chance, alternative="greater").pvalue)
-    good = p > _SURE
-    text = (
-        f"Of {found['answers']} questions whose answers are stated nowhere {found['accuracy']:.3f} "
-        f"are right; guessing gives {chance:.3f}"
-    )
-    text += "." if good else f" (p = {p:.1g}): the accuracy sees the answer that it scores."
-    return Line(
-        section="indices",
-        name="recall of what is stated nowhere",
-        verdict=judged(good),
-        text=text,
-        numbers={"accuracy": found["accuracy"], "answers": found["answers"], "chance": chance},
-    )
-
-
-def _kept(path: Logits) -> Logits:
-    """The path, which computes each text once."""
-    known: dict[bytes, np.ndarray] = {}
-
-    def logits(tokens: np.ndarray) -> np.ndarray:
-        key = tokens.tobytes()
-        if key not in known:
-            known[key] = path(tokens)[:, 3:6].copy()
-        whole = np.zeros((1, tokens.shape[1], known[key].shape[-1]), np.float32)
-        whole[:, 3:6] = known[key]
-        return whole
-
-    return logits
+    for name, (score, counts_right) in scores_of(subject).items():
+        options = {"counts_right": counts_right, "rounding": rounding, "vocab_size": vocab_size}
+        yield reads_the_token_before(name, score, logits, tokens, 5, **options)
 
 
 def _batch(tokens: np.ndarray, position: int) -> dict[str, np.ndarray]:

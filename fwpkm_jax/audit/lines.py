@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -21,8 +21,8 @@ SECTIONS: dict[Section, str] = {
 }
 """The parts of an audit in order, and their headings."""
 
-Verdict = Literal["pass", "fail", "told", "skipped"]
-"""pass and fail: of a check. told: a number that no check judges. skipped: the text says why."""
+Verdict = Literal["pass", "fail", "skipped"]
+"""pass and fail: of a check. skipped: the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,53 +54,60 @@ def failures(lines: Iterable[Line]) -> list[Line]:
     return [line for line in lines if line.verdict == "fail"]
 
 
-def attempt(section: Section, name: str, check: Callable[[], Sequence[Line]]) -> list[Line]:
-    """The lines of a check; of one that the subject refuses, a line that says so.
+def attempt(section: Section, name: str, check: Callable[[], Line]) -> Line:
+    """The line of a check; of one that the subject refuses, a line that says so.
 
     `NotImplementedError` and `ValueError` are refusals, such as of rows with several documents; a
     text may also be missing.
     """
     try:
-        return list(check())
+        return check()
     except (NotImplementedError, ValueError, FileNotFoundError) as error:
-        return [Line(section=section, name=name, verdict="skipped", text=f"Refused: {error}")]
+        return refused(section, name, error)
 
 
-class Difference(NamedTuple):
-    """How two results of the same structure differ.
+def refused(section: Section, name: str, why: object) -> Line:
+    """The line of a check that could not be made."""
+    return Line(section=section, name=name, verdict="skipped", text=f"Refused: {why}")
 
-    Attributes:
-      same: whether all arrays are equal bit for bit; NaN equals NaN.
-      largest: largest absolute difference; infinite where shapes or structures differ.
-      where: path of the first array that differs; empty if none does.
+
+def named_arrays(tree: Any) -> dict[str, np.ndarray]:
+    """The arrays of a pytree by the names of their places; "result" for an array alone."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(place, simple=True, separator="/") or "result": np.asarray(leaf)
+        for place, leaf in leaves
+    }
+
+
+def differences(actual: Any, expected: Any, *, rounding: float = 0.0) -> dict[str, float]:
+    """By name the arrays of two pytrees that differ, with the largest difference of each.
+
+    What differs by at most `rounding` times the spread of the expected array is left out.
     """
-
-    same: bool
-    largest: float
-    where: str
-
-
-def compare(actual: Any, expected: Any) -> Difference:
-    """How two pytrees of arrays differ."""
-    ours, structure = jax.tree_util.tree_flatten_with_path(actual)
-    theirs, other = jax.tree_util.tree_flatten_with_path(expected)
-    if structure != other:
-        return Difference(False, float("inf"), "structure")
-    largest, where = 0.0, ""
-    for (path, x), (_, y) in zip(ours, theirs, strict=True):
-        x, y = np.asarray(x), np.asarray(y)
-        if x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes():
-            continue
-        where = where or jax.tree_util.keystr(path, simple=True, separator="/") or "result"
-        largest = max(largest, difference_of(x, y))
-    return Difference(not where, largest, where)
+    ours, theirs = named_arrays(actual), named_arrays(expected)
+    if ours.keys() != theirs.keys():
+        return {"structure": float("inf")}
+    found = {name: difference_of(ours[name], theirs[name]) for name in ours}
+    spreads = {name: float(np.std(theirs[name])) if rounding else 0.0 for name in found}
+    return {name: gap for name, gap in found.items() if not gap <= rounding * spreads[name]}
 
 
 def difference_of(x: np.ndarray, y: np.ndarray) -> float:
     """The largest absolute difference of two arrays; infinite where only one is finite."""
-    if x.shape != y.shape:
-        return float("inf")
-    x, y = x.astype(np.float64), y.astype(np.float64)
+    return float(gaps(x, y, axes=0)) if x.shape == y.shape else float("inf")
+
+
+def gaps(x: np.ndarray, y: np.ndarray, *, axes: int) -> np.ndarray:
+    """The largest absolute difference along all but the first axes of two arrays of one shape.
+
+    NaN equals NaN; where only one value is finite the difference is infinite.
+    """
+    kept = x.shape[:axes]
+    if x.tobytes() == y.tobytes():
+        return np.zeros(kept)
+    if x.dtype.kind != "f":
+        x, y = x.astype(np.float64), y.astype(np.float64)
     equal = (x == y) | (np.isnan(x) & np.isnan(y))
-    gap = np.abs(np.where(equal, 0, x) - np.where(equal, 0, y))
-    return float(np.max(np.where(np.isnan(gap), np.inf, gap), initial=0.0))
+    found = np.abs(np.where(equal, 0, x) - np.where(equal, 0, y)).reshape(*kept, -1)
+    return np.max(np.where(np.isnan(found), np.inf, found), axis=-1, initial=0.0)

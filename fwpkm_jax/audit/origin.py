@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from scipy.stats import binomtest
 
-from fwpkm_jax.audit.lines import Line, Verdict, judged
+from fwpkm_jax.audit.lines import Line, judged
 from fwpkm_jax.evaluation.intervals import bootstrap
 
 Condition = Literal[
@@ -29,7 +29,6 @@ CONTROLS: tuple[Condition, ...] = (
 """Conditions under which answers that are right more often than by guessing are no recall."""
 
 _SURE = 0.001  # Of a control: how unlikely an excess over guessing must be to count as one.
-_DEPTHS = 5  # Equal parts of the text in the line by depth.
 
 
 class Answer(NamedTuple):
@@ -92,18 +91,21 @@ def headline(answers: Sequence[Answer]) -> str:
     return f"{text} {seeds} trainings; the interval is over trainings and texts."
 
 
+def figures(answers: Sequence[Answer]) -> dict[str, str]:
+    """What was measured beside the headline, by name: numbers that no check judges."""
+    found = {
+        f"recall, {name}": _recall(own)
+        for name in get_args(Condition)
+        if name not in CONTROLS and (own := _counted(answers, name))
+    }
+    if _counted(answers, "written"):
+        found["what windows cover"] = _by_reach(answers)
+    return found
+
+
 def origin_lines(answers: Sequence[Answer]) -> list[Line]:
-    """The lines that answers give: accuracies, controls, depth, reach and ways of counting."""
-    if not answers:
-        return []
-    known = [name for name in get_args(Condition) if _counted(answers, name)]
-    lines = [_accuracy(answers, name) for name in known]
-    if "written" in known:
-        lines += [
-            _against(answers, name) for name in known if name in CONTROLS and name != "not stated"
-        ]
-        lines += [_by_depth(answers), _by_reach(answers), _forced(answers)]
-    return lines
+    """The lines of the controls, under which no answer may be right but by guessing."""
+    return [_control(answers, name) for name in CONTROLS if _counted(answers, name)]
 
 
 def _of(answers: Sequence[Answer], condition: str) -> list[Answer]:
@@ -146,29 +148,39 @@ def _numbers(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _accuracy(answers: Sequence[Answer], condition: str) -> Line:
-    """A condition's accuracies; a control must not be right more often than by guessing."""
-    own = _counted(answers, condition)
+def _recall(own: Sequence[Answer]) -> str:
+    """The accuracies of a condition in words."""
     numbers = _numbers(own)
     share, interval = _share(own)
-    text = (
+    return (
         f"Exact {share:.3f}{interval} of {len(own)}, first token {numbers['first']:.3f}, tokens "
         f"given those before {numbers['forced']:.3f}, {numbers['nats']:.2f} nats an answer."
     )
-    verdict: Verdict = "told"
-    if condition in CONTROLS:
-        exact, first = _above(own, "exact"), _above(own, "first")
-        good = min(exact, first) > _SURE
-        verdict = judged(good)
+
+
+def _control(answers: Sequence[Answer], condition: str) -> Line:
+    """A control must not be right more often than by guessing; beside it, what was written."""
+    own = _counted(answers, condition)
+    p = min(_above(own, "exact"), _above(own, "first"))
+    text = _recall(own) + (
+        " That is guessing, as it must be."
+        if p > _SURE
+        else f" That is more than guessing (p = {p:.1g}): the answers come from somewhere else "
+        "than what this memory was told."
+    )
+    difference = _against(answers, own)
+    if difference:
         text += (
-            " That is guessing, as it must be."
-            if good
-            else f" That is more than guessing (p = {min(exact, first):.1g}): the answers come "
-            "from somewhere else than what this memory was told."
+            f" Written: {difference['exact']:+.3f}{difference.pop('interval')} exact over "
+            f"{difference['pairs']} pairs (McNemar p = {difference['mcnemar_p']:.1g}), "
+            f"{0 - difference['nats']:+.2f} nats an answer."
         )
-        numbers["p"] = min(exact, first)
     return Line(
-        section="origin", name=f"recall, {condition}", verdict=verdict, text=text, numbers=numbers
+        section="origin",
+        name=f"recall, {condition}",
+        verdict=judged(p > _SURE),
+        text=text,
+        numbers=_numbers(own) | {"p": p, "written against it": difference},
     )
 
 
@@ -195,54 +207,29 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
     return float(binomtest(only_first, differing).pvalue) if differing else 1.0
 
 
-def _against(answers: Sequence[Answer], control: str) -> Line:
-    """Written against a control, paired: McNemar's test, and the difference over texts and runs."""
-    theirs = {(one.run, one.document, one.question): one for one in _counted(answers, control)}
+def _against(answers: Sequence[Answer], control: Sequence[Answer]) -> dict[str, Any]:
+    """Written less a control, paired by question; empty if no question has both."""
+    theirs = {(one.run, one.document, one.question): one for one in control}
     pairs = [
         (one, theirs[key])
         for one in _counted(answers, "written")
         if (key := (one.run, one.document, one.question)) in theirs
     ]
+    if not pairs:
+        return {}
     ours = np.array([one.exact for one, _ in pairs])
     other = np.array([one.exact for _, one in pairs])
     gap, interval = _share([one for one, _ in pairs], ours.astype(float) - other.astype(float))
-    p = mcnemar(ours, other)
-    nats = float(np.mean([two.nats - one.nats for one, two in pairs]))
-    return Line(
-        section="origin",
-        name=f"written against {control}",
-        verdict="told",
-        text=(
-            f"{gap:+.3f}{interval} exact over {len(pairs)} pairs (McNemar p = {p:.1g}), "
-            f"{nats:+.2f} nats an answer."
-        ),
-        numbers={"difference": gap, "mcnemar_p": p, "pairs": len(pairs), "nats": nats},
-    )
+    return {
+        "exact": gap,
+        "interval": interval,
+        "pairs": len(pairs),
+        "mcnemar_p": mcnemar(ours, other),
+        "nats": float(np.mean([two.nats - one.nats for one, two in pairs])),
+    }
 
 
-def _by_depth(answers: Sequence[Answer]) -> Line:
-    own = _of(answers, "written")
-    shares = []
-    for part in range(_DEPTHS):
-        inside = [one for one in own if min(int(one.depth * _DEPTHS), _DEPTHS - 1) == part]
-        low, high = 100 * part // _DEPTHS, 100 * (part + 1) // _DEPTHS
-        if inside:
-            exact = float(np.mean([one.exact for one in inside]))
-            shares.append({"from": low, "to": high, "exact": exact, "answers": len(inside)})
-    told = ", ".join(
-        f"{part['from']}-{part['to']} %: {part['exact']:.2f} of {part['answers']}"
-        for part in shares
-    )
-    return Line(
-        section="origin",
-        name="by depth",
-        verdict="told",
-        text=f"Exact by where in the text the value stands: {told}.",
-        numbers={"parts": shares},
-    )
-
-
-def _by_reach(answers: Sequence[Answer]) -> Line:
+def _by_reach(answers: Sequence[Answer]) -> str:
     """How many values lie within a window or in the chunk that was not written yet."""
     own = _of(answers, "written")
     inside = [one for one in own if one.reach is not None and one.distance <= one.reach]
@@ -255,31 +242,7 @@ def _by_reach(answers: Sequence[Answer]) -> Line:
         f"Mixers look {reach}: {len(inside)} of {len(own)} values lie within. {len(waiting)} stand "
         "in a chunk that was not written yet, and do not count."
     )
-    numbers: dict[str, Any] = {
-        "within": len(inside),
-        "not_written": len(waiting),
-        "values": len(own),
-    }
     if beyond:
         share = float(np.mean([one.exact for one in beyond]))
         text += f" With caches kept and writing disabled {share:.3f} beyond it are answered."
-        numbers["frozen_caches_kept"] = share
-    return Line(
-        section="origin", name="what windows cover", verdict="told", text=text, numbers=numbers
-    )
-
-
-def _forced(answers: Sequence[Answer]) -> Line:
-    own = _counted(answers, "written")
-    exact = float(np.mean([one.exact for one in own]))
-    forced = float(np.mean([one.forced for one in own]))
-    return Line(
-        section="origin",
-        name="free against forced",
-        verdict="told",
-        text=(
-            f"{exact:.3f} of the values are generated exactly; {forced:.3f} of their tokens are "
-            "likeliest where the right ones before them are given, which is no recall."
-        ),
-        numbers={"exact": exact, "forced": forced},
-    )
+    return text

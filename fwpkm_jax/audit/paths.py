@@ -1,8 +1,9 @@
-"""The ways in which a `LanguageModel` turns tokens into logits, as functions for `causality`."""
+"""The ways in which a `LanguageModel` turns tokens into logits, as paths for the audit."""
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.audit.causality import Logits, places
+from fwpkm_jax import overlays
+from fwpkm_jax.audit.design import ROUNDING, Path, boundaries
+from fwpkm_jax.audit.program import MOST_CALLS, copied
 from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.evaluation.readers.devices import (
     memory_on_devices,
@@ -24,37 +27,46 @@ from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 NEW = 4
 """Tokens that a user's answer has."""
-_PAIR = 2
-_MOST_BYTES = 2**30  # Of the memories of all rows together.
+_ROWS = 32  # Of a probe; fewer where more tokens or bytes than the next two are needed.
+_MOST_TOKENS = 2**14
+_MOST_BYTES = 2**29  # Of the memories, and of the logits, of all rows together.
+_LEAST, _CHUNKS = 96, 4  # Tokens and chunks of a row, at least.
 
 
 class Probe(NamedTuple):
     """Random texts that all checks of a model read, so that they share compilations.
 
     Attributes:
-      tokens: `[rows, length]`, several chunks and a part of one.
-      changed: positions of the tokens that are changed.
-      apart: whether there is a row with a memory of its own for each of them; otherwise, where
-        memories are large, there are two rows.
+      tokens: `[rows, length]`, an even number of rows.
+      changed: positions from which on texts are changed, see `causality`.
     """
 
     tokens: np.ndarray
     changed: list[int]
-    apart: bool
 
 
-def probe(model: LanguageModel, memory: Memory, *, seed: int) -> Probe:
-    """The texts of a model; `memory` has leaves `[1, ...]`."""
+def probe(
+    model: LanguageModel, memory: Memory, *, seed: int, row_length: int | None = None
+) -> Probe:
+    """The texts of a model.
+
+    They are as long as the run's rows, hold several chunks, and end with a part of one.
+
+    Args:
+      model: the language model.
+      memory: leaves `[1, ...]`.
+      seed: of the texts.
+      row_length: tokens of a row that the model was trained on; None: unknown.
+    """
     sizes = chunk_sizes(model)
-    length = 5 * (sizes[-1] // 2 + 3)
-    changed = places(length, sizes)
-    changed += changed[-1:] * (len(changed) % 2)  # So that two devices can share the rows.
-    one = sum(leaf.nbytes for leaf in jax.tree.leaves(memory))
-    apart = one * len(changed) <= _MOST_BYTES
-    rows = len(changed) if apart else _PAIR
+    length = max(row_length or 0, _CHUNKS * sizes[-1], _LEAST) + sizes[-1] // 2 + 3
+    bytes_of_row = max(
+        sum(leaf.nbytes for leaf in jax.tree.leaves(memory)), 4 * length * model.config.vocab_size
+    )
+    rows = max(2, min(_ROWS, _MOST_BYTES // bytes_of_row, _MOST_TOKENS // length) // 2 * 2)
     rng = np.random.default_rng(seed)
     tokens = rng.integers(model.config.vocab_size, size=(rows, length)).astype(np.int32)
-    return Probe(tokens, changed, apart)
+    return Probe(tokens, boundaries(length, sizes, most=MOST_CALLS * rows))
 
 
 def chunk_sizes(model: LanguageModel) -> list[int]:
@@ -71,39 +83,89 @@ def for_rows(memory: Memory, rows: int) -> Memory:
     return map_unshared(lambda x: jnp.broadcast_to(x[:1], (rows, *x.shape[1:])), memory)
 
 
+@dataclass(frozen=True)
+class ModelProgram:
+    """A `LanguageModel` as a `Program` that reads streams; each row has a memory of its own."""
+
+    model: LanguageModel
+    initial: Memory
+    """What each row starts from, leaves `[1, ...]`."""
+    writes: bool = True
+    """False: nothing is ever written."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.model.config.vocab_size
+
+    @property
+    def rounding(self) -> float:
+        """See `causality`. bfloat16 has 8 bits, so sums in another order differ more."""
+        return ROUNDING if self.model.config.activation_dtype == "float32" else 0.02
+
+    @cached_property
+    def split(self) -> tuple[Any, Any]:
+        """The model's structure and its parameters."""
+        return nnx.split(self.model)
+
+    def start(self, rows: int, length: int) -> Stream:
+        """See `Program`."""
+        return self.model.init_stream(for_rows(self.initial, rows), batch=rows, max_length=length)
+
+    def read(
+        self, state: Stream, tokens: np.ndarray, *, write: bool, mask: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Stream]:
+        """See `Program`; `mask` is 1 for real tokens, 0 for padding."""
+        write = write and self.writes
+        logits, state = _piece(*self.split, state, tokens, mask, write=write)
+        return np.asarray(logits), state
+
+    def memory(self, state: Stream) -> Memory:
+        """See `Program`."""
+        return state.memory
+
+    def restart(self, state: Stream) -> Stream:
+        """See `Program`."""
+        return self.model.reset_caches(state, pending=True)
+
+
+@partial(jax.jit, static_argnames=("graphdef", "write"))
+def _piece(
+    graphdef: Any,
+    params: Any,
+    stream: Stream,
+    tokens: jax.Array,
+    mask: jax.Array | None,
+    *,
+    write: bool,
+) -> tuple[jax.Array, Stream]:
+    out = nnx.merge(graphdef, params).stream(tokens, stream, mask=mask, write=write)
+    return out.logits, out.stream
+
+
 def whole_pass(
     model: LanguageModel,
     memory: Memory,
     *,
     write: bool = True,
-    documents: bool = False,
+    segment_ids: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
     partition: Partition | None = None,
-) -> Logits:
+) -> Path:
     """Whole sequences from position 0, as in training.
 
     Args:
       model: the language model.
       memory: fast weights, leaves `[groups, ...]`; groups divides the rows.
       write: whether the memory is written.
-      documents: a row holds two documents, of a third and two thirds of it.
+      segment_ids: see `LanguageModel`.
+      mask: see `LanguageModel`.
       partition: devices that share the work; None: one.
     """
     graphdef, params = nnx.split(model_on_devices(partition, model))
     memory = memory_on_devices(partition, memory)
-
-    def path(tokens: np.ndarray) -> np.ndarray:
-        ids = None
-        if documents:
-            ids = np.broadcast_to(1 + (np.arange(tokens.shape[1]) >= split(tokens)), tokens.shape)
-        options = {"segment_ids": ids, "write": write, "partition": partition}
-        return np.asarray(_whole(graphdef, params, memory, tokens, **options))
-
-    return path
-
-
-def split(tokens: np.ndarray) -> int:
-    """Where the second document of a row begins, see `whole_pass`."""
-    return tokens.shape[1] // 3
+    options = {"segment_ids": segment_ids, "mask": mask, "write": write, "partition": partition}
+    return lambda tokens: np.asarray(_whole(graphdef, params, memory, tokens, **options))
 
 
 @partial(jax.jit, static_argnames=("graphdef", "write", "partition"))
@@ -114,67 +176,34 @@ def _whole(
     tokens: jax.Array,
     *,
     segment_ids: jax.Array | None,
+    mask: jax.Array | None,
     write: bool,
     partition: Partition | None,
 ) -> jax.Array:
     model = nnx.merge(graphdef, params)
     rows = rows_on_devices(partition, model, tokens, memory)
-    out = model(rows.tokens, memory, write=write, segment_ids=segment_ids, **rows.options)
+    options = {"mask": mask, **rows.options}
+    out = model(rows.tokens, memory, write=write, segment_ids=segment_ids, **options)
     return out.logits[:, : tokens.shape[1]]
 
 
-def stream_in_pieces(
-    model: LanguageModel, memory: Memory, *, piece: int, write: bool = True
-) -> Logits:
-    """A stream in pieces of `piece` tokens, through caches and queues; the last may be shorter."""
-    graphdef, params = nnx.split(model)
+def generation(model: LanguageModel, memory: Memory) -> Path:
+    """What users get from `generate`: logits behind a prompt, an answer, and a memory.
 
-    def path(tokens: np.ndarray) -> np.ndarray:
-        stream = start_stream(model, memory, tokens)
-        found = []
-        for start in range(0, tokens.shape[1], piece):
-            part = tokens[:, start : start + piece]
-            logits, stream = read_piece(graphdef, params, stream, part, write=write)
-            found.append(np.asarray(logits))
-        return np.concatenate(found, axis=1)
-
-    return path
-
-
-def start_stream(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Stream:
-    """A stream with room for the tokens `[batch, length]`."""
-    rows, length = tokens.shape
-    return model.init_stream(jax.tree.map(jnp.copy, memory), batch=rows, max_length=length)
-
-
-@partial(jax.jit, static_argnames=("graphdef", "write"), donate_argnames="stream")
-def read_piece(
-    graphdef: Any, params: Any, stream: Stream, tokens: jax.Array, *, write: bool = True
-) -> tuple[jax.Array, Stream]:
-    """Logits of a piece of a stream, and the stream behind it, whose buffers are reused."""
-    out = nnx.merge(graphdef, params).stream(tokens, stream, write=write)
-    return out.logits, out.stream
-
-
-def generation(
-    model: LanguageModel, memory: Memory, *, ends: list[int], write: bool = True
-) -> Logits:
-    """The logits behind prompts that `generate` reads, and zeros at all other positions.
-
-    The whole text is a prompt that is read in parts, each call up to one of `ends`.
+    A prompt is read in two calls, of which the second continues a state. Logits are those behind
+    each of them, and zeros elsewhere.
     """
 
-    def path(tokens: np.ndarray) -> np.ndarray:
+    def path(tokens: np.ndarray) -> dict[str, Any]:
         rows, length = tokens.shape
         state = init_generation(model, memory, batch=rows, max_length=length + NEW)
-        found = np.zeros((rows, length, model.config.vocab_size), np.float32)
-        start = 0
-        for end in [*ends, length]:
-            state = generate(
-                model, tokens[:, start:end], state, max_new_tokens=0, write=write
-            ).state
-            found[:, end - 1] = np.asarray(state.logits)
-            start = end
-        return found
+        logits = np.zeros((rows, length, model.config.vocab_size), np.float32)
+        for part in (slice(0, length // 2), slice(length // 2, length)):
+            state = generate(model, tokens[:, part], state, max_new_tokens=0).state
+            logits[:, part.stop - 1] = np.asarray(state.logits)
+        out = generate(model, None, state, max_new_tokens=NEW)
+        users = overlays.to_private(out.state.stream.memory)
+        answers = {"answer": out.tokens, "log_probs": out.log_probs, "memory": users}
+        return {"logits": logits, **copied(answers)}
 
     return path

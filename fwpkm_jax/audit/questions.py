@@ -9,10 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fwpkm_jax.data import NeedleMix, RecallData, TextData, Tokenizer, load_tokenizer
-from fwpkm_jax.data.needles import random_key, random_name, random_value
 from fwpkm_jax.evaluation.interface import Subject
-from fwpkm_jax.evaluation.needle.files import texts_of
-from fwpkm_jax.evaluation.sources import text_sources
+from fwpkm_jax.evaluation.sources import text_sources, texts_of
 
 
 class Question(NamedTuple):
@@ -120,15 +118,11 @@ def _needles(data: TextData, *, texts: int, length: int, seed: int) -> Questions
     cuts = _cuts(data, tokenizer, length)
     for number, words in enumerate(itertools.islice(cuts, texts)):
         rng = np.random.default_rng([seed, number])
-        keys: dict[str, None] = {}
-        draw = random_name if mix.keys == "names" else random_key
-        while len(keys) < mix.num_needles:
-            keys[draw(rng, mix.key_characters)] = None
-        values = [random_value(rng, mix.value_digits) for _ in keys]
+        keys, values = zip(*mix.draw(rng), strict=True)
         # The first digit differs, too.
         others = [str((int(value[0]) + rng.integers(1, 10)) % 10) + value[1:] for value in values]
         depths = _depths(rng, len(keys))
-        found = [_hidden(words, mix, list(keys), chosen, depths) for chosen in (values, others)]
+        found = [_hidden(words, mix, keys, chosen, depths) for chosen in (values, others)]
         for texts_of_kind, (text, _) in zip(rows, found, strict=True):
             texts_of_kind.append(tokenizer.encode(text)[:length].astype(np.int32))
         text, places = found[0]

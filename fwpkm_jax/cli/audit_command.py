@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,13 +16,13 @@ from typing import Literal
 from fwpkm_jax.audit.audit import AuditConfig, audit_run, provenance_of
 from fwpkm_jax.audit.bundle import is_bundle, recomputed, write_bundle
 from fwpkm_jax.audit.lines import failures
-from fwpkm_jax.audit.origin import headline
+from fwpkm_jax.audit.origin import figures, headline
 from fwpkm_jax.audit.page import as_text, summary
 from fwpkm_jax.cli.options import PluginOptions, RunArgument, parse_options
 from fwpkm_jax.interchange import read_folder
 from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.load import Run, load_run
-from fwpkm_jax.storage.compile_cache import compile_cache
+from fwpkm_jax.storage.compile_cache import use_compile_cache
 from fwpkm_jax.training.state import model_graph
 
 
@@ -47,15 +47,16 @@ def main(arguments: Sequence[str], program: str = "fwpkm audit") -> int:
     options = parse_options(AuditOptions, arguments, program)
     if is_bundle(options.run):
         return _recompute(options.run)
-    with compile_cache():
-        return _audit(options)
+    use_compile_cache()
+    return _audit(options)
 
 
 def _recompute(folder: Path) -> int:
-    told, lines = recomputed(folder)
-    for line in lines:
+    found = recomputed(folder)
+    for line in found.lines:
         print(visible(as_text(line)))
-    print(f"\n{visible(told)}\nAll files of {folder} are those of its manifest.")
+    _print_measured(found.headline, found.figures)
+    print(f"All files of {folder} are those of its manifest.")
     return 0
 
 
@@ -83,8 +84,15 @@ def _audit(options: AuditOptions) -> int:
         title=f"Audit of {options.run.resolve().name}",
         provenance=provenance_of(run, name=name, command=sys.argv),
     )
-    print(f"\n{visible(headline(found.answers))}\n{visible(summary(found.lines))}\nwrote {path}")
+    _print_measured(headline(found.answers), figures(found.answers))
+    print(f"{visible(summary(found.lines))}\nwrote {path}")
     return 1 if failures(found.lines) else 0
+
+
+def _print_measured(told: str, measured: Mapping[str, str]) -> None:
+    print(f"\n{visible(told)}")
+    for name, text in measured.items():
+        print(visible(f"  {name}: {text}"))
 
 
 def open_run(path: Path, step: int | Literal["best"] | None = None) -> Run:

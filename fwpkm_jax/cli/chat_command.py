@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fwpkm_jax.cli.conversation_options import PLACES, ConversationOptions
 from fwpkm_jax.cli.options import parse_options
 from fwpkm_jax.run.chat import Chat
-from fwpkm_jax.storage.compile_cache import compile_cache
+from fwpkm_jax.storage.compile_cache import use_compile_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class ChatOptions(ConversationOptions):
 def main(arguments: Sequence[str], program: str = "fwpkm chat") -> int:
     """Runs the chat that a command line asks for; returns the program's exit code."""
     options = parse_options(ChatOptions, arguments, program, addresses=PLACES)
-    with compile_cache(), options.conversation(options.memory) as talk:
+    use_compile_cache()
+    with options.conversation(options.memory) as talk:
         chat = Chat(talk, max_new_tokens=options.max_new_tokens)
         chat.run()
     return 0 if chat.caught is None else 128 + chat.caught

@@ -27,7 +27,7 @@ from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.chat import Chat
 from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.load import Run, load_run
-from fwpkm_jax.storage.compile_cache import compile_cache, default_folder
+from fwpkm_jax.storage.compile_cache import default_folder, use_compile_cache
 from fwpkm_jax.training.state import model_graph
 
 FOLDER = Path(__file__).parents[1] / "demo"
@@ -95,15 +95,17 @@ def main(arguments: Sequence[str], program: str = "fwpkm demo") -> int:
             f"--memory {options.memory} is of the model of numbers; `fwpkm demo --model smollm2` "
             "says how to talk to SmolLM2."
         )
-    with compile_cache():
-        if options.model == "smollm2":
-            with tempfile.TemporaryDirectory() as folder:
-                _smollm2_script(Path(folder))
-            return 0
-        if options.memory is not None:
-            return _talk(options.memory, write=options.write)
+    if options.memory is not None and options.memory.exists() and not options.memory.is_dir():
+        raise ValueError(f"memory={options.memory} is a file; name a folder, which may be new.")
+    use_compile_cache()
+    if options.model == "smollm2":
         with tempfile.TemporaryDirectory() as folder:
-            _script(Path(folder))
+            _smollm2_script(Path(folder))
+        return 0
+    if options.memory is not None:
+        return _talk(options.memory, write=options.write)
+    with tempfile.TemporaryDirectory() as folder:
+        _script(Path(folder))
     return 0
 
 
@@ -173,7 +175,7 @@ def _script(folder: Path) -> None:
     with conversation(run, folder, write=False) as talk:
         guesses = [ask(talk, name) for name in FACTS]
     row = "   {:20}{:8}{:15}{}"
-    print(row.format("asked", "told", "with writing", "writing disabled"))
+    print(row.format("asked", "told", "memory written", "not written"))
     for (name, number), *said in zip(FACTS.items(), answers, guesses, strict=True):
         print(row.format(f"Call {name} at", number, *map(visible, said)))
     right = (sum(map(operator.eq, FACTS.values(), said)) for said in (answers, guesses))

@@ -19,7 +19,7 @@ from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.io.terminal import start_logging
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.run.evaluate import evaluate
-from fwpkm_jax.storage.compile_cache import compile_cache
+from fwpkm_jax.storage.compile_cache import use_compile_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,16 +74,16 @@ def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
     logging.getLogger("fwpkm_jax").setLevel(logging.INFO)
     options = parse(arguments, program)
     configs = {name: getattr(options, name) for name in EVALS}
-    with compile_cache():
-        evaluate(
-            options.run,
-            options.suite,
-            step=options.step,
-            configs=configs,
-            limit=options.limit,
-            mesh=options.mesh,
-            weights=options.weights,
-            data=options.data,
-            fast_weight_dtype=options.fast_weight_dtype,
-        )
+    use_compile_cache()
+    evaluate(
+        options.run,
+        options.suite,
+        step=options.step,
+        configs=configs,
+        limit=options.limit,
+        mesh=options.mesh,
+        weights=options.weights,
+        data=options.data,
+        fast_weight_dtype=options.fast_weight_dtype,
+    )
     return 0

@@ -24,9 +24,11 @@ from fwpkm_jax.config_json import from_json, to_json
 from fwpkm_jax.data import vocab_size
 from fwpkm_jax.io.atomic import check_local
 from fwpkm_jax.io.options import read_options
+from fwpkm_jax.layers import FastWeightConfig
 from fwpkm_jax.layers.mixers import AttentionConfig, GatedDeltaNetConfig
 from fwpkm_jax.layers.mixers.registry import mixer_config, mixer_names
 from fwpkm_jax.models.config import Mixer, ModelConfig
+from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run.train import resume_experiment
 
 # tyro breaks no lines of a description.
@@ -34,7 +36,9 @@ _DESCRIPTION = """Trains {origin}, whose own values are the defaults below.
 
 Another one: the name of a shipped config (`fwpkm configs`), or a .py file.
 
-A run goes on with --resume RUN. What has no option is set in a config file."""
+A run goes on with --resume RUN. --base RUN --run_dir NEW starts a new run from
+the weights of RUN; with --add_memory, two memories are put into it and they
+alone are trained. What has no option is set in a config file."""
 
 _SYNONYMS = {
     "lr": "optimizer.learning_rate",
@@ -70,6 +74,7 @@ def parse_command_line(
     `[CONFIG] [--section.field VALUE ...]` starts from a config. `--resume RUN [...]` starts from
     the configuration of a run; training then continues that run. `--base RUN --run_dir NEW [...]`
     also starts from the configuration of a run; a new run then starts from its weights.
+    `--add_memory` beside it changes the defaults as `with_memories` says.
 
     Args:
       arguments: the command line without the program's name.
@@ -84,6 +89,10 @@ def parse_command_line(
     arguments = list(arguments)
     named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     first, others = before_others(arguments)
+    if first.add_memory:
+        if first.base is None:
+            raise ValueError("--add_memory puts memories into a trained run; name it, --base RUN.")
+        arguments = [one for one in arguments if one not in ("--add_memory", "--add-memory")]
     options = {argument.split("=")[0].replace("-", "_").lstrip("_") for argument in others}
     for option in options & _SYNONYMS.keys():
         raise ValueError(f"--{option} is not an option; use --{_SYNONYMS[option]}.")
@@ -99,6 +108,8 @@ def parse_command_line(
         if not options & {"run_dir", "help", "h"}:
             raise ValueError(f"--base {first.base} starts a new run; name its --run_dir.")
         origin, experiment = "from that run", read_experiment(first.base)
+        if first.add_memory:
+            experiment = with_memories(experiment, first.base)
     else:
         origin = str(default) if named is None else named
         check_local(origin, "config")
@@ -115,6 +126,34 @@ def parse_command_line(
     if chosen.data == experiment.data or "model.vocab_size" in options:
         return chosen
     return _with_fitting_vocabulary(chosen, experiment.data)
+
+
+def with_memories(experiment: Experiment, base: str) -> Experiment:
+    """A run's configuration with two memories in it, which alone are trained.
+
+    FwPKM layers of 128 x 128 slots, written every 128 tokens, stand at one and two thirds of the
+    depth. A closed gate leaves the model as it was.
+
+    Args:
+      experiment: of the run that the new one starts from.
+      base: its path, for messages.
+
+    Raises:
+      ValueError: the run has memories.
+    """
+    model = experiment.model
+    if model.memory_layers:
+        raise ValueError(
+            f"--add_memory: {base} has memories in layers {model.memory_layers}; leave it out."
+        )
+    depth = len(model.mixers)
+    memory = FastWeightConfig(rule=FwPKM(num_subkeys=128), chunk_size=128, gate_residual=True)
+    layers = tuple(sorted({depth // 3, 2 * depth // 3}))
+    return dataclasses.replace(
+        experiment,
+        model=dataclasses.replace(model, memory_layers=layers, fast_weight=memory),
+        optimizer=dataclasses.replace(experiment.optimizer, train=(".*/memory/.*",)),
+    )
 
 
 def _with_fitting_vocabulary(experiment: Experiment, old: Any) -> Experiment:

@@ -17,6 +17,7 @@ from fwpkm_jax.cli.options import CheckpointOptions, FolderArgument, RunArgument
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.interchange.hf import export_model, push_model
 from fwpkm_jax.io.atomic import check_local
+from fwpkm_jax.io.terminal import say_what_lasts
 from fwpkm_jax.storage.addresses import address_of
 from fwpkm_jax.storage.sync import made_in
 from fwpkm_jax.training.runs.mirror import run_folder
@@ -55,6 +56,9 @@ class ExportHF(CheckpointOptions):
     run's results. The repository is made if it is not there."""
     private: bool = False
     """Whether a repository that is made can be seen by its owner alone."""
+    license: str | None = None
+    """The model's licence for its card, as the hub names it, such as apache-2.0; None: the card has
+    none."""
 
     def export(self) -> str:
         if self.push is None and self.folder is None:
@@ -65,7 +69,13 @@ class ExportHF(CheckpointOptions):
             if self.push is None:
                 assert self.folder is not None
                 with made_in(self.folder) as folder:
-                    export_model(run, folder, step=self.step, weights=self.weights)
+                    export_model(
+                        run,
+                        folder,
+                        step=self.step,
+                        weights=self.weights,
+                        license_name=self.license,
+                    )
                 return address_of(self.folder)
             return push_model(
                 run,
@@ -74,6 +84,7 @@ class ExportHF(CheckpointOptions):
                 step=self.step,
                 weights=self.weights,
                 private=self.private,
+                license_name=self.license,
             )
 
 
@@ -83,5 +94,6 @@ def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:
     if arguments[:1] == ["hf"]:
         cls, arguments, program = ExportHF, arguments[1:], f"{program} hf"
     options = parse_options(cls, arguments, program, addresses=("run", "folder"))
+    say_what_lasts(f"Exporting {options.run} ...")
     print(f"wrote {options.export()}")
     return 0

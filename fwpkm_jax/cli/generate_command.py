@@ -17,7 +17,7 @@ from fwpkm_jax.cli.options import parse_options
 from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.chat import read_text
 from fwpkm_jax.run.continue_text import answered
-from fwpkm_jax.storage.compile_cache import compile_cache
+from fwpkm_jax.storage.compile_cache import use_compile_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str], program: str = "fwpkm generate") -> int:
     """Prints the text that a command line asks for; returns the program's exit code."""
     options = parse_options(GenerateOptions, arguments, program, addresses=PLACES)
     read = "" if options.read is None else read_text(options.read)
-    with compile_cache(), options.conversation(options.memory, write=options.write) as talk:
+    use_compile_cache()
+    with options.conversation(options.memory, write=options.write) as talk:
         text = answered(
             talk,
             options.prompt,

@@ -1,4 +1,4 @@
-"""`fwpkm memories RUN [--show NAME] [--delete NAME]`: lists, describes and deletes memories.
+"""`fwpkm memories RUN [--show|--delete NAME] [--fork|--restore NAME OTHER]`: named memories.
 
 Exit codes: 0 done; 2 wrong command line, no such run or memory, or a memory that others share.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fwpkm_jax import memories
 from fwpkm_jax.cli.options import RunArgument, parse_options
-from fwpkm_jax.config import config_file
+from fwpkm_jax.config import stored_config
 from fwpkm_jax.evaluation.display.tables import format_table
 from fwpkm_jax.io.untrusted import printable, shown
 from fwpkm_jax.literals import some
@@ -23,7 +23,7 @@ from fwpkm_jax.storage.stores import Store
 
 @dataclass(frozen=True, kw_only=True)
 class MemoriesOptions:
-    """Lists the memories of a run, describes one, or deletes one."""
+    """Lists the memories of a run, or describes, deletes, forks or restores one."""
 
     run: RunArgument
     """Run directory."""
@@ -33,6 +33,11 @@ class MemoriesOptions:
     """Name of a memory to describe."""
     delete: str | None = None
     """Name of a memory to delete."""
+    fork: tuple[str, str] | None = None
+    """NAME NEW: makes NEW a memory with the contents of NAME, in a few kilobytes. `alice
+    alice@monday` makes a point of alice to go back to."""
+    restore: tuple[str, str] | None = None
+    """NAME POINT: makes NAME again what its point or fork POINT is."""
     keep_forks: bool = False
     """With --delete: delete it although points or other memories were forked from it; what they
     share with it stays on disk."""
@@ -53,8 +58,10 @@ def carried_out(options: MemoriesOptions) -> str:
       FileNotFoundError: there is no such run or memory.
     """
     show, delete = options.show, options.delete
-    if show is not None and delete is not None:
-        raise ValueError(f"show={show!r} and delete={delete!r} are two commands; give one.")
+    commands = {name: getattr(options, name) for name in ("show", "delete", "fork", "restore")}
+    asked = [f"{name}={one!r}" for name, one in commands.items() if one is not None]
+    if len(asked) > 1:
+        raise ValueError(f"{' and '.join(asked[:2])} are two commands; give one.")
     if options.keep_forks and delete is None:
         raise ValueError("keep_forks=True has no effect without --delete NAME.")
     if options.keep_forks and is_start(delete or ""):
@@ -63,23 +70,19 @@ def carried_out(options: MemoriesOptions) -> str:
             "compared with; delete those first, without keep_forks=True."
         )
     folder = memory_folder(options.run, options.memories)
-    _check_run(options.run)  # A mistyped run has no memories, which is another matter.
+    stored_config(options.run)  # A mistyped run has no memories, which is another matter.
     if delete is not None:
         memories.delete(folder, delete, keep_forks=options.keep_forks)
         return f"Deleted {delete!r}."
+    if options.fork is not None:
+        memories.fork(folder, *options.fork)
+        return "Forked {!r} as {!r}.".format(*options.fork)
+    if options.restore is not None:
+        memories.restore(folder, *options.restore)
+        return "Made {!r} again what {!r} is.".format(*options.restore)
     if show is not None:
         return "\n".join(_facts(memories.describe(folder, show)))
     return _list(folder)
-
-
-def _check_run(run_dir: Path) -> None:
-    """Raises FileNotFoundError if there is no run."""
-    if scheme_of(run_dir) is None:
-        config_file(run_dir)
-        return
-    store = Store(str(run_dir))
-    if store.versioned("config.json") is None:
-        raise FileNotFoundError(f"{store}/config.json does not exist; {store} holds no run.")
 
 
 def _list(folder: Path) -> str:
@@ -94,7 +97,7 @@ def _list(folder: Path) -> str:
             _tokens(one),
             one.keep,
             f"{one.num_bytes:,}",
-            shown(one.base or "-"),
+            shown(_origin(one)),
         ]
         for name, one in described.items()
     ]
@@ -105,6 +108,15 @@ def _list(folder: Path) -> str:
     size = _num_bytes(folder)
     lines.append(f"{len(found)} in {address_of(folder)}, {size:,} bytes with what forks share.")
     return "\n".join(lines)
+
+
+def _origin(one: Description) -> str:
+    """What a memory was forked from; a point is named as one."""
+    owner, _, point = one.name.partition("@")
+    if point:
+        return f"point of {owner}"
+    base = one.base or "-"
+    return f"its point {base}" if base.startswith(f"{one.name}@") else base
 
 
 def _num_bytes(folder: Path) -> int:

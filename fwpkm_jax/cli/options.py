@@ -75,6 +75,7 @@ def before_others(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[st
     parser.add_argument("--plugins", nargs="*", default=())
     parser.add_argument("--resume", metavar="RUN")
     parser.add_argument("--base", metavar="RUN")
+    parser.add_argument("--add_memory", "--add-memory", action="store_true")
     found, others = parser.parse_known_args(arguments)
     import_plugins(found.plugins)
     return found, others

@@ -15,7 +15,6 @@ from fwpkm_jax.io.terminal import (
     leave_out_abandoned_writes,
     report,
     say_error,
-    sent_again,
     start_logging,
 )
 from fwpkm_jax.literals import nearest
@@ -90,8 +89,7 @@ def run(name: str, arguments: Sequence[str], *, program: str) -> int:
     try:
         with interruptible(program):
             command = importlib.import_module(f"fwpkm_jax.cli.{name}_command")
-        with sent_again(KeyboardInterrupt, lambda dropped: signal.SIGINT):
-            return command.main(arguments, program=program)
+        return command.main(arguments, program=program)
     except KeyboardInterrupt:
         say_error(program, INTERRUPTED)
         return 128 + signal.SIGINT

@@ -13,9 +13,9 @@ from fwpkm_jax.layers.mixers.attention import AttentionConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.rules import FwPKM
-from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig
+from fwpkm_jax.training.training_config import TrainingConfig
 
 
 def get_config() -> Experiment:

@@ -142,8 +142,9 @@ def _fault(name: str, x: Any, kind: str, axes: list[str], sizes: dict[str, int])
     shape = x.shape
     found = f"{name} is {_describe(x)}; expected {expected}"
     if len(shape) != len(axes):
-        missing = len(axes) - len(shape)
-        hint = f"add one, as {name}[None]" if missing == 1 else f"give it {len(axes)}"
+        hint = f"give it {len(axes)}"
+        if len(shape) == len(axes) - 1:
+            hint = f"add one, as {name}[{':, ' * _missing_axis(shape, axes, sizes)}None]"
         return f"{found}: the number of axes is {len(shape)}; {hint}."
     dtype, way_out = _KINDS[kind]
     if not jnp.issubdtype(x.dtype, dtype) and not (kind == "mask" and x.dtype == bool):
@@ -154,6 +155,17 @@ def _fault(name: str, x: Any, kind: str, axes: list[str], sizes: dict[str, int])
         axis for axis, size in zip(axes, shape, strict=True) if size == 0 and sizes.get(axis) != 0
     )
     return f"{found}: {empty} is 0; give at least one."
+
+
+def _missing_axis(shape: tuple[int, ...], axes: list[str], sizes: dict[str, int]) -> int:
+    """Which one of the axes is missing: the first that all others fit without; else the first."""
+    for place, missing in enumerate(axes):
+        others = axes[:place] + axes[place + 1 :]
+        fits = all(sizes.get(axis, size) == size for axis, size in zip(others, shape, strict=True))
+        # The axis that would be added has one entry.
+        if fits and sizes.get(missing, 1) == 1:
+            return place
+    return 0
 
 
 def _axis(axis: str, sizes: dict[str, int]) -> str:

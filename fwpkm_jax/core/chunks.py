@@ -151,58 +151,39 @@ def scan_chunks(
       ValueError: `chunk_size` is below 1 or not the one that the sequence was made for, or the
         sequence is empty.
     """
-    batch = jax.tree.leaves(sequence)[0].shape[0]
-    whole, rest = cut_chunks(sequence, chunk_size)
+    sequence = strip_chunk_size(sequence, chunk_size)
+    batch, length = jax.tree.leaves(sequence)[0].shape[:2]
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size={chunk_size} must be at least 1.")
+    if length < 1:
+        raise ValueError("A sequence needs at least one token, got length 0.")
+    full = length // chunk_size * chunk_size
     pieces = []
-    if whole is not None:
+    if full:
+        whole = jax.tree.map(lambda x: to_chunks(x[None, :, :full], chunk_size)[0], sequence)
 
         def body(memory: Memory, chunk: AnyChunk) -> tuple[Memory, tuple]:
             memory, *rest = step(memory, chunk)
             return memory, tuple(rest)
 
-        memory, (output, access, info) = jax.lax.scan(body, memory, whole)
-        output, access = jax.tree.map(lambda x: merge_chunks(x, batch), (output, access))
-        pieces.append((output, access, info))
-    if rest is not None:
-        memory, output, access, info = step(memory, rest)
-        output, access = jax.tree.map(lambda x: merge_chunks(x[None], batch), (output, access))
-        pieces.append((output, access, jax.tree.map(lambda x: x[None], info)))
+        memory, of_chunks = jax.lax.scan(body, memory, whole)
+        pieces.append(of_chunks)
+    if full < length:
+        # Not filled up: what a rule measures of a chunk may count its tokens.
+        last = jax.tree.map(lambda x: merge_groups(x[:, full:]), sequence)
+        memory, *of_last = step(memory, last)
+        pieces.append(jax.tree.map(lambda x: x[None], tuple(of_last)))
+    by_tokens = [
+        jax.tree.map(lambda x: from_chunks(x[None], batch, length)[0], (output, access))
+        for output, access, _ in pieces
+    ]
+    infos = [info for *_, info in pieces]
     # Without a short chunk, nothing is copied together.
     if len(pieces) == 1:
-        return RunOutput(memory, *pieces[0])
-    outputs, accesses, infos = zip(*pieces, strict=True)
-    output, access = jax.tree.map(
-        lambda *x: jnp.concatenate(x, axis=1), *zip(outputs, accesses, strict=True)
-    )
+        output, access = by_tokens[0]
+        return RunOutput(memory, output, access, infos[0])
+    output, access = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *by_tokens)
     return RunOutput(memory, output, access, jax.tree.map(lambda *x: jnp.concatenate(x), *infos))
-
-
-def cut_chunks(sequence: T, chunk_size: int) -> tuple[T | None, T | None]:
-    """The whole chunks of a sequence, leaves `[num_chunks, tokens, ...]`, and the shorter last one.
-
-    Args:
-      sequence: any pytree, leaves `[batch, length, ...]`; a chunk merges batch and time into
-        tokens.
-      chunk_size: tokens of a sequence per chunk.
-
-    Returns:
-      Both parts, None where there is no such chunk; the last one has leaves `[tokens, ...]`.
-
-    Raises:
-      ValueError: `chunk_size` is below 1 or not the one that the sequence was made for, or the
-        sequence is empty.
-    """
-    sequence = strip_chunk_size(sequence, chunk_size)
-    length = jax.tree.leaves(sequence)[0].shape[1]
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size={chunk_size} must be at least 1.")
-    if length < 1:
-        raise ValueError("A sequence needs at least one token, got length 0.")
-    num_full, rest = divmod(length, chunk_size)
-    whole = jax.tree.map(lambda x: split_chunks(x, chunk_size), sequence) if num_full else None
-    if not rest:
-        return whole, None
-    return whole, jax.tree.map(lambda x: _merge_tokens(x[:, num_full * chunk_size :]), sequence)
 
 
 def check_chunk_size(sequence: Any, chunk_size: int) -> None:
@@ -227,50 +208,27 @@ def strip_chunk_size(sequence: T, chunk_size: int) -> T:
     return sequence if getattr(made, "cut", None) is None else made._replace(cut=None)
 
 
-def to_chunks(tree: T, chunk_size: int) -> T:
-    """Leaves `[groups, batch, length, ...]` as `[groups, chunks, tokens, ...]`.
+def to_chunks(x: jax.Array, chunk_size: int) -> jax.Array:
+    """`[groups, batch, length, ...]` as `[groups, chunks, tokens, ...]`.
 
     A chunk joins its part of all sequences of a group. Zeros fill the last one up: tokens that
     count nowhere and write nothing.
     """
-
-    def of_leaf(x: jax.Array) -> jax.Array:
-        groups, batch, length, *rest = x.shape
-        chunk = min(chunk_size, length)
-        chunks = -(-length // chunk)
-        # A padded token has no weight anywhere, so a short last chunk needs no program of its own.
-        x = jnp.pad(x, [(0, 0), (0, 0), (0, chunks * chunk - length)] + [(0, 0)] * len(rest))
-        # Sequences lie one after the other within a chunk, as `mix_rms_norm` expects their reads.
-        x = x.reshape(groups, batch, chunks, chunk, *rest).swapaxes(1, 2)
-        return x.reshape(groups, chunks, batch * chunk, *rest)
-
-    return jax.tree.map(of_leaf, tree)
+    groups, batch, length, *rest = x.shape
+    chunk = min(chunk_size, length)
+    chunks = -(-length // chunk)
+    # A padded token has no weight anywhere, so a short last chunk needs no program of its own.
+    x = jnp.pad(x, [(0, 0), (0, 0), (0, chunks * chunk - length)] + [(0, 0)] * len(rest))
+    # Sequences lie one after the other within a chunk, as `mix_rms_norm` expects their reads.
+    x = x.reshape(groups, batch, chunks, chunk, *rest).swapaxes(1, 2)
+    return x.reshape(groups, chunks, batch * chunk, *rest)
 
 
-def from_chunks(tree: T, batch: int, length: int) -> T:
+def from_chunks(x: jax.Array, batch: int, length: int) -> jax.Array:
     """The way back of `to_chunks`."""
-
-    def of_leaf(x: jax.Array) -> jax.Array:
-        groups, chunks, tokens, *rest = x.shape
-        x = x.reshape(groups, chunks, batch, tokens // batch, *rest).swapaxes(1, 2)
-        return x.reshape(groups, batch, -1, *rest)[:, :, :length]
-
-    return jax.tree.map(of_leaf, tree)
-
-
-def split_chunks(x: jax.Array, chunk_size: int) -> jax.Array:
-    """`[batch, length, ...]` to `[num_chunks, batch * chunk, ...]`, without a short last chunk."""
-    batch, length = x.shape[:2]
-    num_chunks = length // chunk_size
-    x = x[:, : num_chunks * chunk_size].reshape(batch, num_chunks, chunk_size, *x.shape[2:])
-    return x.swapaxes(0, 1).reshape(num_chunks, batch * chunk_size, *x.shape[3:])
-
-
-def merge_chunks(x: jax.Array, batch: int) -> jax.Array:
-    """`[num_chunks, batch * chunk, ...]` back to `[batch, length, ...]`."""
-    num_chunks, tokens = x.shape[:2]
-    x = x.reshape(num_chunks, batch, tokens // batch, *x.shape[2:]).swapaxes(0, 1)
-    return x.reshape(batch, num_chunks * (tokens // batch), *x.shape[3:])
+    groups, chunks, tokens, *rest = x.shape
+    x = x.reshape(groups, chunks, batch, tokens // batch, *rest).swapaxes(1, 2)
+    return x.reshape(groups, batch, -1, *rest)[:, :, :length]
 
 
 def map_groups(function: Callable[..., Any], *args: Any) -> Any:
@@ -315,13 +273,10 @@ def split_groups(x: jax.Array, groups: int) -> jax.Array:
             f"A batch of {batch} sequences does not divide into {groups} memory groups; choose a "
             "divisor of the batch."
         )
+    # A reshape moves no data: neighbours in the batch share a memory.
     return x.reshape(groups, batch // groups, *x.shape[1:])
 
 
 def merge_groups(x: jax.Array) -> jax.Array:
     """`[groups, batch // groups, ...]` back to `[batch, ...]`."""
-    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
-
-
-def _merge_tokens(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])

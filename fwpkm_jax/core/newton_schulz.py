@@ -25,6 +25,7 @@ def newton_schulz(
     """
     rows, columns = x.shape
     if rows > columns:
+        # The square is then the smaller of both.
         return newton_schulz(x.T, coefficients).T
     for a, b, c in coefficients:
         square = x @ x.T

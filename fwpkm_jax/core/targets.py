@@ -53,6 +53,7 @@ def pair_weights(
       known: 1 where the target is known when the token's chunk is written.
       lookahead: distance from a token to its target.
     """
+    # Both ends of a pair must be real: its token, and the token that holds its target.
     write = gate * known * real * shift_left(real, lookahead)
     return WriteWeights(write=write, paired=known, counted=real)
 
@@ -78,6 +79,7 @@ def write_weights(
     real = jnp.ones_like(gate) if mask is None else mask.astype(gate.dtype)
     position = jnp.arange(length)
     chunk_end = jnp.minimum((position // chunk_size + 1) * chunk_size, length)
+    # A target behind the chunk is not known when the chunk is written.
     known = jnp.broadcast_to(position + lookahead < chunk_end, gate.shape)
     return pair_weights(gate, real, known=known.astype(gate.dtype), lookahead=lookahead)
 

@@ -6,7 +6,7 @@ configuration to answer a question does not import it.
 
 from typing import TYPE_CHECKING
 
-from fwpkm_jax.data.base import AbstractDataConfig, Batch, Batches, Dataset, Source, Split
+from fwpkm_jax.data.contract import AbstractDataConfig, Batch, Batches, Dataset, Source, Split
 from fwpkm_jax.data.dataset import make_dataset, vocab_size
 from fwpkm_jax.data.needles import (
     NeedleMix,
@@ -49,6 +49,4 @@ __all__ = [
     "vocab_size",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__, {"fwpkm_jax.data.batches": ("BatchDataset", "BatchIterator")}
-)
+__getattr__, __dir__ = lazy_names(__name__, __file__)

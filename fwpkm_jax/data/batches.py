@@ -1,70 +1,53 @@
-"""Makes batches from indexed examples; iterators can be saved and resumed at any batch."""
+"""Makes batches of Grain's data sets; iterators can be saved and resumed at any batch."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grain
-from absl import flags
 
 from fwpkm_jax.data.batch import Batch, check_batching
 from fwpkm_jax.data.identity import check_same
 
 # Batches of tokens are small and quick to make, so a few prefetched ones hide their cost.
 BATCHES_AHEAD = 4
-# Worker processes send them as pickles: shared memory is scarce in containers, and Grain leaks
-# blocks of it when a program ends without closing its iterators.
-_NO_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=2**62)
 
 
 class BatchDataset(grain.IterDataset):
-    """Batches of a map dataset in order; an iterator's position is one integer.
+    """Batches whose iterators' positions are Grain's, and say which text they are in.
 
-    Grain's own state of a pipeline with worker processes names each worker's position. Here the
-    position is the number of batches given out, so a run may resume with another number of
-    workers, and a state saved anywhere reads `{"next_index": 28}`. Batches of files also have
-    `source`, which identifies the files: `{"next_index": 28, "source": {...}}`.
+    Of rows by index it is the number of batches given out: `{"next_index": 28}`. Batches of files
+    also have `source`, which identifies the files: `{"next_index": 28, "source": {...}}`.
     """
 
-    def __init__(
-        self, batches: grain.MapDataset, *, num_workers: int, source: Mapping[str, Any] | None
-    ):
-        super().__init__(batches)
-        self._batches = batches
-        self._num_workers = num_workers
-        self._source = source
+    def __init__(self, batches: grain.IterDataset, *, source: Mapping[str, Any] | None = None):
+        super().__init__()
+        self._batches, self._source = batches, source
 
     def __iter__(self) -> BatchIterator:
-        return BatchIterator(self._batches, num_workers=self._num_workers, source=self._source)
+        return BatchIterator(self._batches, source=self._source)
 
 
 class BatchIterator(grain.DatasetIterator):
     """Iterator of `BatchDataset`; `grain.checkpoint.CheckpointSave` takes it as it is."""
 
-    def __init__(
-        self, batches: grain.MapDataset, *, num_workers: int, source: Mapping[str, Any] | None
-    ):
+    def __init__(self, batches: grain.IterDataset, *, source: Mapping[str, Any] | None):
         super().__init__()
-        self._batches = batches
-        self._num_workers = num_workers
-        self._source = source
-        self._next_index = 0
+        self._batches, self._source = batches, source
         self._inner: grain.DatasetIterator | None = None
 
     def __next__(self) -> Batch:
+        return next(self._started())
+
+    def _started(self) -> grain.DatasetIterator:
         if self._inner is None:
-            self._inner = self._start()
-        with _safe_path():  # The first batches start the worker processes.
-            batch = next(self._inner)
-        self._next_index += 1
-        return batch
+            self._inner = iter(self._batches)
+        return self._inner
 
     def get_state(self) -> dict[str, Any]:
-        """Number of batches given out so far and a description of their source, as JSON values."""
-        position = {"next_index": self._next_index}
+        """The position, and a description of the source, as JSON values."""
+        position = dict(self._started().get_state())
         return position if self._source is None else {**position, "source": dict(self._source)}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -72,75 +55,41 @@ class BatchIterator(grain.DatasetIterator):
 
         Raises:
           ValueError: the state is not one of `get_state`, lies beyond the last batch, or was saved
-            of other files.
+            of other text.
         """
-        next_index = state.get("next_index") if isinstance(state, dict) else None
-        if not isinstance(next_index, int) or not 0 <= next_index <= len(self._batches):
-            raise ValueError(
-                f"{state!r} is not a position in this data of {len(self._batches)} batches; pass "
-                "what get_state returned on data of the same configuration."
-            )
+        if not isinstance(state, dict) or not isinstance(state.get("next_index", 0), int):
+            raise _no_position(state, "it is no dictionary of JSON values that Grain wrote")
         check_same(state.get("source", {}), self._source or {})
         self.close()
-        self._next_index = next_index
+        try:
+            self._started().set_state({n: x for n, x in state.items() if n != "source"})
+        except (KeyError, TypeError, IndexError) as error:
+            raise _no_position(state, f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Stops the worker processes; the next batch starts them again."""
+        """Stops the thread that reads ahead; the next batch starts it again, at the first."""
         if self._inner is not None:
             self._inner.close()
             self._inner = None
 
-    def _start(self) -> grain.DatasetIterator:
-        rest = self._batches[self._next_index :].to_iter_dataset(
-            grain.ReadOptions(num_threads=1, prefetch_buffer_size=BATCHES_AHEAD)
-        )
-        if self._num_workers:
-            if (
-                not flags.FLAGS.is_parsed()
-            ):  # Grain reads absl flags, which only absl programs parse.
-                flags.FLAGS.mark_as_parsed()
-            rest = grain.experimental.WithOptionsIterDataset(rest, _NO_SHARED_MEMORY).mp_prefetch(
-                grain.MultiprocessingOptions(
-                    num_workers=self._num_workers, per_worker_buffer_size=BATCHES_AHEAD
-                )
-            )
-        return iter(rest)
+
+def _no_position(state: Any, reason: str) -> ValueError:
+    return ValueError(
+        f"{state!r} is not a position in this data ({reason}); pass what get_state returned on "
+        "data of the same configuration, in the same versions of Grain and of this package."
+    )
 
 
-@contextlib.contextmanager
-def _safe_path() -> Iterator[None]:
-    """Processes that start in this context do not import modules from the current folder.
-
-    The folder may be a run of someone else, whose files could replace modules while Python starts.
-    Later a worker gets the import paths of the process that started it.
-    """
-    name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-class BatchRows(grain.MapDataset):
+class _SomeRows:
     """Some rows of every batch, one example after the other; other rows are not made."""
 
     def __init__(self, examples: grain.MapDataset, *, batch_size: int, rows: Sequence[int]):
-        super().__init__(examples)
-        self._examples = examples
-        self._batch_size = batch_size
-        self._rows = tuple(rows)
+        self._examples, self._batch_size, self._rows = examples, batch_size, tuple(rows)
 
     def __len__(self) -> int:
         return len(self._examples) // self._batch_size * len(self._rows)
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.slice(index)
+    def __getitem__(self, index: int) -> Any:
         batch, place = divmod(index, len(self._rows))
         return self._examples[batch * self._batch_size + self._rows[place]]
 
@@ -150,19 +99,18 @@ def batch_examples(
     *,
     batch_size: int,
     rows: Sequence[int] | None = None,
-    num_workers: int,
     source: Mapping[str, Any] | None = None,
 ) -> BatchDataset:
     """Batches of consecutive examples, or the same rows of each.
-
-    Workers take turns by whole batches, so their number does not change the batches.
 
     Raises:
       ValueError: `batch_size` is not positive, or `rows` are not some of a batch's, in order.
     """
     check_batching(batch_size=batch_size, rows=rows)
     if rows is not None:
-        examples = BatchRows(examples, batch_size=batch_size, rows=rows)
+        some = _SomeRows(examples, batch_size=batch_size, rows=rows)
+        examples = grain.MapDataset.source(some)
         batch_size = len(rows)
-    batches = examples.batch(batch_size, drop_remainder=True)
-    return BatchDataset(batches, num_workers=num_workers, source=source)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=BATCHES_AHEAD)
+    batches = examples.batch(batch_size, drop_remainder=True).to_iter_dataset(options)
+    return BatchDataset(batches, source=source)

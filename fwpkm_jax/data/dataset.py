@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Split
 from fwpkm_jax.data.batch import check_batching
+from fwpkm_jax.data.contract import AbstractDataConfig, Dataset, Split
 
 
 def make_dataset(
@@ -31,8 +31,7 @@ def make_dataset(
       An iterable of dictionaries: `tokens` int32 `[batch, length + 1]`, `loss_weight` float32
       `[batch, length]`, and of the recall task `answer_distance` int32 `[batch, length]`. Its
       iterators have `get_state`, `set_state` and `close`, and go into a checkpoint through
-      `grain.checkpoint.CheckpointSave(iterator)`. With worker processes the calling program needs
-      the usual `if __name__ == "__main__":` guard.
+      `grain.checkpoint.CheckpointSave(iterator)`.
 
     Raises:
       ValueError: an argument is out of range, or the data cannot be read.

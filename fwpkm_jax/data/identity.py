@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from fwpkm_jax.io.untrusted import open_file
 
 FILES = "files"
 """Name of the files' identities in what a data position says of its source."""
@@ -32,7 +35,7 @@ def identity(file: Path, *, whole: int | None = None, blocks: int | None = None)
     whole, blocks = WHOLE if whole is None else whole, BLOCKS if blocks is None else blocks
     digest = hashlib.sha256()
     for part in (file, file.with_suffix(".idx")) if file.suffix.lower() == ".bin" else (file,):
-        with part.open("rb") as content:
+        with open_file(part) as content:
             size = os.fstat(content.fileno()).st_size
             digest.update(f"{size} ".encode())
             if size <= whole:
@@ -76,16 +79,11 @@ def _changed_files(saved: Any, now: Mapping[str, Any]) -> list[str]:
         there = [tuple(file) for source in now[split] for file in source]
         if [digest for _, digest in before] == [digest for _, digest in there]:
             continue
-        same = 0
-        while same < min(len(before), len(there)) and before[same][1] == there[same][1]:
-            same += 1
-        if same == len(before):
-            what = f"{there[same][0]} was not there"
-        elif same == len(there):
-            what = f"{before[same][0]} is gone"
-        elif before[same][0] == there[same][0]:
-            what = f"{there[same][0]} has other content"
+        pairs = itertools.zip_longest(before, there)
+        old, new = next((old, new) for old, new in pairs if (old and old[1]) != (new and new[1]))
+        if new is None:
+            what = f"{old[0]} is gone"
         else:
-            what = f"{there[same][0]} is where {before[same][0]} was"
+            what = f"{new[0]} has other content" if old else f"{new[0]} was not there"
         changed.append(f"{split} text: {what}")
     return changed

@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from fwpkm_jax.data.documents import read_json_lines, text_field
+from fwpkm_jax.data.json_lines import read_json_lines, text_field
 from fwpkm_jax.data.tokenizers import Tokenizer
-from fwpkm_jax.io.untrusted import OutsideFileError, reading
+from fwpkm_jax.io.untrusted import OutsideFileError, open_file, reading
 
 MAX_WORDS = 65_536
 """Samples longer than this, in words as the data set counts them, are left out."""
@@ -75,9 +75,7 @@ class LongBenchSample(NamedTuple):
         return prompt + max(len(tokenizer.encode(answer)) for answer in self.answers)
 
 
-def read_samples(
-    path: str | Path, task: str, *, skip: int = 0
-) -> Iterator[tuple[int, LongBenchSample | None]]:
+def read_samples(path: str | Path, task: str) -> Iterator[tuple[int, LongBenchSample | None]]:
     """Line numbers, from 1, and samples of one task; None for a sample that is left out.
 
     Left out are samples that are not English or longer than `MAX_WORDS`; `MAX_TOKENS` needs a
@@ -86,7 +84,6 @@ def read_samples(
     Args:
       path: the published `data.zip`, a folder of `TASK.jsonl` files, or such a file.
       task: one of `TASKS`.
-      skip: number of lines to skip.
 
     Raises:
       ValueError: the task is unknown or a record lacks a field; the error names it.
@@ -97,8 +94,7 @@ def read_samples(
     path = Path(path).expanduser()
     with open_task(path, task) as lines:
         for place, record in read_json_lines(lines, name=f"{path} ({task})"):
-            if (number := place.record + 1) <= skip:
-                continue
+            number = place.record + 1
             yield number, _sample(record, task, number, place=f"{path} ({task}), line {number}")
 
 
@@ -137,12 +133,14 @@ def open_task(path: Path, task: str) -> AbstractContextManager[IO[bytes]]:
     """
     names = _names(task)
     if path.is_dir():
-        return _in_folder(path, task).open("rb")
+        return open_file(_in_folder(path, task))
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path.absolute()}; name LongBench's data.zip.")
     if path.suffix == ".jsonl":
-        return path.open("rb")
-    if not zipfile.is_zipfile(path):
+        return open_file(path)
+    with reading(path):
+        is_archive = zipfile.is_zipfile(path)
+    if not is_archive:
         raise ValueError(f"{path} is neither a .jsonl file nor a zip archive; download it again.")
     with reading(path):
         archive = zipfile.ZipFile(path)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fwpkm_jax.literals import check_above_0, check_least, check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals, check_share
 
 Example = dict[str, np.ndarray]
 
@@ -87,8 +87,7 @@ class NeedleMix:
         check_literals(self)
         for sentence in self._sentences:
             _check_sentence(sentence)
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share} must lie above 0 and at most at 1.")
+        check_share(self, "share", zero=False)
         check_least(self, num_needles=1, key_characters=1, value_digits=1, min_distance=1)
         check_least(self, sentence_weight=0)
         check_above_0(self, "answer_weight")
@@ -132,7 +131,7 @@ class NeedleMix:
         words = self.sentence
         if self.other_sentences:
             words = self._sentences[rng.integers(len(self._sentences))]
-        needles = self._draw(rng)
+        needles = self.draw(rng)
         text = text[: total - 2 * sum(len(_stated(words, *needle)) for needle in needles)]
         # Between the parts lies text that keeps the last statement and the first question apart.
         gap = self._gap(words)
@@ -177,7 +176,8 @@ class NeedleMix:
         # The same digit of the last statement and the first question: one sentence is between.
         return max(self.min_distance - self._size(words), 0)
 
-    def _draw(self, rng: np.random.Generator) -> list[tuple[str, str]]:
+    def draw(self, rng: np.random.Generator) -> list[tuple[str, str]]:
+        """Keys, all of them different, and values of one row."""
         draw_key = random_name if self.keys == "names" else random_key
         needles: dict[str, str] = {}
         while len(needles) < self.num_needles:

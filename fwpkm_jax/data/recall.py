@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fwpkm_jax.data.base import AbstractDataConfig, Split
+from fwpkm_jax.data.contract import AbstractDataConfig, Split
 from fwpkm_jax.literals import check_least
 
 Example = dict[str, np.ndarray]
@@ -57,8 +57,6 @@ class RecallData(AbstractDataConfig):
     values are drawn at random, so what their loss adds beyond the token frequencies is noise."""
     num_valid: int = 256
     """Documents in the validation split."""
-    num_workers: int = 0
-    """Worker processes that prepare batches; 0 prepares them in a thread of this process."""
 
     def __post_init__(self) -> None:
         check_least(
@@ -68,7 +66,6 @@ class RecallData(AbstractDataConfig):
             num_filler=1,
             min_distance=2,
             num_valid=1,
-            num_workers=0,
             other_loss_weight=0,
         )
         if self.num_keys < self.num_facts:

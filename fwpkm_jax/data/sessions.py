@@ -21,7 +21,7 @@ import numpy as np
 
 from fwpkm_jax.data.batch import Example
 from fwpkm_jax.data.chat_turns import has_template
-from fwpkm_jax.data.documents import read_json_lines
+from fwpkm_jax.data.json_lines import read_json_lines
 from fwpkm_jax.data.streams.files import AbstractDataFile
 from fwpkm_jax.data.tokenizers import Tokenizer
 from fwpkm_jax.io.untrusted import OutsideFileError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Source, Split
+from fwpkm_jax.data.contract import AbstractDataConfig, Dataset, Source, Split
 from fwpkm_jax.data.identity import FILES
 from fwpkm_jax.data.needles import Example, NeedleMix
 from fwpkm_jax.data.packing import BestFitRows, PackedRows, Packing, TokenSegment
@@ -86,8 +86,6 @@ class TextData(AbstractDataConfig):
     """Needles hidden in the training rows, of bytes only. None: plain text."""
     sessions: SessionRows | None = None
     """The files hold sessions (`data.sessions`), one a row, instead of texts. None: texts."""
-    num_workers: int = 0
-    """Worker processes that prepare batches; 0 prepares them in a thread of this process."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -98,7 +96,7 @@ class TextData(AbstractDataConfig):
             check_store(self.tokenizer, "tokenizer")
         if not self.train_paths:
             raise ValueError("train_paths=() names no text; give at least one file or folder.")
-        check_least(self, length=1, num_workers=0, window=1)
+        check_least(self, length=1, window=1)
         if self.reading == "stream":
             self._check_stream()
         if self.needles is not None:
@@ -137,9 +135,7 @@ class TextData(AbstractDataConfig):
         from fwpkm_jax.data.batches import batch_examples
 
         examples, made_of = train_rows(self, seed=seed)
-        return batch_examples(
-            examples, batch_size=batch_size, rows=rows, num_workers=self.num_workers, source=made_of
-        )
+        return batch_examples(examples, batch_size=batch_size, rows=rows, source=made_of)
 
     @property
     def text(self) -> TextData:
@@ -172,11 +168,6 @@ class TextData(AbstractDataConfig):
             )
         if self.needles is not None:
             raise ValueError("needles are hidden in text in memory; use reading='memory'.")
-        if self.num_workers:
-            raise ValueError(
-                f"num_workers={self.num_workers} prepare text in memory; reading='stream' has a "
-                "thread of its own, so leave num_workers at 0."
-            )
 
     def _check_needles(self, needles: NeedleMix) -> None:
         if self.packing != "concat":
@@ -261,7 +252,7 @@ def _streamed(
     config: TextData, *, split: Split, batch_size: int, seed: int, rows: Sequence[int] | None
 ) -> Dataset:
     """Batches of text that is read while training."""
-    from fwpkm_jax.data.streams.rows import StreamedBatches, StreamedTokens, mix
+    from fwpkm_jax.data.streams.rows import StreamedTokens, mix, stream_batches
 
     tokenizer = load_tokenizer(config.tokenizer)
     train = split == "train"
@@ -282,7 +273,7 @@ def _streamed(
         for files, order in zip(sources, seeds[1:], strict=True)
     ]
     made_of = {"tokenizer": tokenizer.fingerprint, FILES: _identities(config)} if train else {}
-    return StreamedBatches(
+    return stream_batches(
         mix(tokens, weights=weights, window=config.window if train else 1, seed=seeds[0] % 2**31),
         batch_size=batch_size,
         kept=rows,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, size_of
+from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, reading, size_of
 
 _WIDE = b"# uint32\n"
 """The first line of the index of a file with four bytes per token."""
@@ -58,7 +58,8 @@ class TokenFile:
         for file in (path, index):
             if not file.exists():
                 raise FileNotFoundError(
-                    f"There is no {file.absolute()}; a tokenised text is a .bin and an .idx file."
+                    f"There is no {file.absolute()}; a tokenised text is a .bin and an .idx file, "
+                    "both of which `python -m fwpkm_jax.data.prepare` writes."
                 )
         size = size_of(path)
         lengths, self._dtype = _read_index(index, size)
@@ -81,12 +82,13 @@ class TokenFile:
           ValueError: an id lies outside the vocabulary, or the file has shrunk.
         """
         start, stop, _ = tokens.indices(len(self))
-        ids = np.fromfile(
-            self.path,
-            self._dtype,
-            count=max(stop - start, 0),
-            offset=start * self._dtype.itemsize,
-        )
+        with reading(self.path, otherwise="put the file back"):
+            ids = np.fromfile(
+                self.path,
+                self._dtype,
+                count=max(stop - start, 0),
+                offset=start * self._dtype.itemsize,
+            )
         if len(ids) < stop - start:
             problem = (
                 f"has lost its end since it was opened: {stop - start} tokens from token {start} "

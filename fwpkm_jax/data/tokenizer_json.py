@@ -21,13 +21,12 @@ from fwpkm_jax.io.untrusted import (
     OutsideFileError,
     is_pointer,
     parse_json,
-    read_bytes,
     reading,
     refuse_pointer,
     shown,
 )
 from fwpkm_jax.lazy_imports import import_extra
-from fwpkm_jax.storage.addresses import address_of, read_object, scheme_of
+from fwpkm_jax.storage.addresses import address_of, read_small, scheme_of
 
 _MOST_BYTES = 2**27
 _MOST_TEMPLATE_BYTES = 2**20
@@ -52,10 +51,7 @@ class JSONTokenizer:
         tokenizers = import_extra("tokenizers", f"{address_of(path)} is read", extra="hf")
         self._path = address_of(path)
         self._fetched: dict[str, bytes | None] = {}  # Of a bucket, by name.
-        if scheme_of(path) is None:
-            content = read_bytes(path, most=_MOST_BYTES)
-        else:
-            content = read_object(self._path, most=_MOST_BYTES)
+        content = read_small(path, most=_MOST_BYTES)
         if is_pointer(content):
             refuse_pointer(self._path)
         with reading(self._path, problem="is no tokenizer.json"):
@@ -97,15 +93,15 @@ class JSONTokenizer:
 
     def _read(self, name: str, *, most: int) -> bytes | None:
         """A file beside the tokenizer; None if there is none."""
-        place = self._place(name)
-        if scheme_of(place) is None:
-            return read_bytes(place, most=most) if Path(place).is_file() else None
-        if name not in self._fetched:
-            try:
-                self._fetched[name] = read_object(place, most=most)
-            except FileNotFoundError:
-                self._fetched[name] = None
-        return self._fetched[name]
+        if name in self._fetched:
+            return self._fetched[name]
+        try:
+            content = read_small(self._place(name), most=most)
+        except FileNotFoundError:
+            content = None
+        if scheme_of(self._path) is not None:
+            self._fetched[name] = content
+        return content
 
     def _beside(self, name: str) -> dict[str, Any]:
         content = self._read(name, most=MOST_JSON_BYTES)
@@ -190,13 +186,8 @@ class JSONTokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether there is a chat template."""
-        return bool(self._config.get("chat_template")) or self._has_template_file()
-
-    def _has_template_file(self) -> bool:
-        place = self._place(_TEMPLATE)
-        if scheme_of(place) is None:
-            return Path(place).is_file()
-        return self._read(_TEMPLATE, most=_MOST_TEMPLATE_BYTES) is not None
+        found = self._config.get("chat_template")
+        return bool(found) or self._read(_TEMPLATE, most=_MOST_TEMPLATE_BYTES) is not None
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray:
         """Token ids of a conversation up to where the answer begins, int32 `[tokens]`.

@@ -6,7 +6,6 @@ and text that spells a control token (`</s>`) is encoded as its characters.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.resources
 from collections.abc import Iterable, Sequence
@@ -18,12 +17,12 @@ import numpy as np
 from fwpkm_jax.io.untrusted import (
     OutsideFileError,
     is_pointer,
-    read_bytes,
     reading,
     refuse_pointer,
 )
 from fwpkm_jax.lazy_imports import import_extra
-from fwpkm_jax.storage.addresses import read_object, scheme_of
+from fwpkm_jax.literals import nearest
+from fwpkm_jax.storage.addresses import read_small, scheme_of
 
 BYTES = "bytes"
 MISTRAL_V1 = "mistral-v1"
@@ -162,39 +161,28 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
         return ByteTokenizer()
     if name_or_path == MISTRAL_V1:
         return SentencePieceTokenizer(mistral_v1_model(), name=MISTRAL_V1)
-    if scheme_of(name_or_path) is not None:
-        return _from_store(name_or_path)
     path = Path(name_or_path).expanduser()
-    if path.is_file() and path.suffix == ".json":
-        from fwpkm_jax.data.tokenizer_json import JSONTokenizer
-
-        return JSONTokenizer(path)
-    if path.is_file():
-        model = read_bytes(path, most=_MOST_MODEL_BYTES)
-        if is_pointer(model):
-            refuse_pointer(path)
-        return SentencePieceTokenizer(model, name=str(path))
-    names = (BYTES, MISTRAL_V1)
-    nearest = difflib.get_close_matches(name_or_path, names, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
-    raise ValueError(
-        f"tokenizer={name_or_path!r} is neither one of {', '.join(map(repr, names))} nor an "
-        f"existing SentencePiece .model file or tokenizer.json ({path.absolute()}){hint}"
-    )
-
-
-def _from_store(address: str) -> Tokenizer:
+    if scheme_of(name_or_path) is None and not path.is_file():
+        names = (BYTES, MISTRAL_V1)
+        raise ValueError(
+            f"tokenizer={name_or_path!r} is neither one of {', '.join(map(repr, names))} nor an "
+            "existing SentencePiece .model file or tokenizer.json "
+            f"({path.absolute()}){nearest(name_or_path, names)}."
+        )
+    place = path if scheme_of(name_or_path) is None else name_or_path
     try:
-        if address.endswith(".json"):
+        if name_or_path.endswith(".json"):
             from fwpkm_jax.data.tokenizer_json import JSONTokenizer
 
-            return JSONTokenizer(address)
-        model = read_object(address, most=_MOST_MODEL_BYTES)
+            return JSONTokenizer(place)
+        model = read_small(place, most=_MOST_MODEL_BYTES)
     except FileNotFoundError as error:
         raise OutsideFileError(
-            address, "is named as the tokenizer and does not exist", otherwise="put it back"
+            name_or_path, "is named as the tokenizer and does not exist", otherwise="put it back"
         ) from error
-    return SentencePieceTokenizer(model, name=address)
+    if is_pointer(model):
+        refuse_pointer(place)
+    return SentencePieceTokenizer(model, name=str(place))
 
 
 def mistral_v1_model() -> bytes:

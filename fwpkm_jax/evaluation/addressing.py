@@ -1,7 +1,5 @@
 """Statistics of slot accesses over windows of segments (section D.3, Table 4 of the paper)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import jax.numpy as jnp

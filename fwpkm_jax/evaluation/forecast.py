@@ -1,7 +1,5 @@
 """Logs how much longer an evaluation will take while it runs."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

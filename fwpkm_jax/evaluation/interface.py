@@ -1,7 +1,5 @@
 """The interface of evaluations: what they receive, what they give, and how they are registered."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -114,7 +112,8 @@ class Evaluation:
     config: type
     """Frozen dataclass of its options, every field with a default."""
     evaluate: Callable[..., Outcome]
-    """Takes a subject and options. May take inputs by name, such as texts in hand."""
+    """Takes a subject, of whose memory the first group is used unless it says otherwise, and
+    options. May take inputs by name, such as texts in hand."""
     data: Literal["text", "questions"] = "text"
     """What the run's data must offer: text, or questions with a known number of answers."""
     limit: str

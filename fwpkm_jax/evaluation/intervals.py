@@ -1,6 +1,6 @@
 """95 % intervals of the numbers that evaluations report."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
@@ -31,6 +31,12 @@ def wilson(successes: int, trials: int) -> Interval:
     # Clipped because rounding leaves -1e-17 at zero successes.
     low, high = (centre - spread) / scale, (centre + spread) / scale
     return Interval(float(max(0.0, low)), float(min(1.0, high)))
+
+
+def share(successes: int, trials: int) -> dict[str, Any]:
+    """A share of right answers for a record: `accuracy`, Wilson's `interval` and `answers`."""
+    interval = wilson(successes, trials)
+    return {"accuracy": successes / trials, "interval": interval, "answers": trials}
 
 
 def student_t(values: int) -> float:

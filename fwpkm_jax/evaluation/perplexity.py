@@ -3,8 +3,7 @@
 References: Zhao and Jones 2026, arXiv:2601.00671, sections 4.2, D.2, D.3; Figures 2, 9, 14, 15.
 """
 
-from __future__ import annotations
-
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,9 @@ from fwpkm_jax.evaluation import perplexity_views as views
 from fwpkm_jax.evaluation.addressing import AddressingWindows
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Passes, Subject, passes_of
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.document_reader import read_document
 from fwpkm_jax.evaluation.readers.finite import require_finite
-from fwpkm_jax.evaluation.readers.stream_reader import Reading, StreamReader
+from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.readers.token_losses import (
     TokenLosses,
     collect,
@@ -37,7 +35,7 @@ from fwpkm_jax.evaluation.sources import (
     num_labels,
     text_sources,
 )
-from fwpkm_jax.literals import check_literals, some
+from fwpkm_jax.literals import check_least, check_literals, some
 
 _WINDOW = 8
 """Segments per window of the addressing statistics."""
@@ -72,14 +70,11 @@ class PerplexityConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        check_least(self, 1, "segment_length", "chunk_size", "max_tokens", "max_documents")
+        check_least(self, segment_length=1, chunk_size=1, max_tokens=1, max_documents=1)
 
 
 def evaluate(
-    subject: Subject,
-    config: PerplexityConfig,
-    *,
-    sources: Sequence[Source] | None = None,
+    subject: Subject, config: PerplexityConfig, *, sources: Sequence[Source] | None = None
 ) -> Outcome:
     """Token-weighted perplexity of texts read as one stream, and the effect of writing on it.
 
@@ -87,8 +82,6 @@ def evaluate(
     There are no random draws.
 
     Args:
-      subject: the model and its memory.
-      config: the protocol.
       sources: data sets in reading order; None: those that options and run name.
 
     Returns:
@@ -167,7 +160,9 @@ def _read_all(
             protocol=config.protocol,
             memory_reset=config.memory_reset,
         )
-        for reading in _one_behind(readings):
+        # Each is fetched while the next is computed.
+        for reading, _ in itertools.pairwise(itertools.chain(readings, [None])):
+            assert reading is not None
             losses, gates, slot_ids = reading.fetch()
             if slot_ids:
                 windows.add(slot_ids)
@@ -190,20 +185,6 @@ def _read_all(
         "addressing": windows.means(),
         "seconds": time.monotonic() - began,
     }
-
-
-def _one_behind(readings: Iterator[Reading]) -> Iterator[Reading]:
-    """The same readings, each delayed until the next is dispatched.
-
-    The caller's fetch of one reading then overlaps with the computation of the next.
-    """
-    previous = None
-    for reading in readings:
-        if previous is not None:
-            yield previous
-        previous = reading
-    if previous is not None:
-        yield previous
 
 
 PERPLEXITY = Evaluation(

@@ -1,22 +1,10 @@
 """The table, the plot and the finding of streaming perplexity."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.evaluation.display.plot_style import (
-    BLUE,
-    GREY,
-    ORANGE,
-    add_legend,
-    blank_figure,
-    count_in_thousands,
-    save_figure,
-    set_title,
-    style_axes,
-)
+from fwpkm_jax.evaluation.display import plot_style as style
 from fwpkm_jax.evaluation.display.tables import Record, format_table, signed
 
 _PASSES = {"writing": "writing", "frozen": "frozen memory"}
@@ -75,36 +63,43 @@ def plot(record: Record, directory: Path) -> list[Path]:
     if not curves:
         return []
     both = len(passes) == 2
-    figure = blank_figure(10.5 if both else 7.2, 4.2)
+    figure = style.blank_figure(10.5 if both else 7.2, 4.2)
     axes = list(figure.subplots(1, 2 if both else 1, squeeze=False)[0])
     for name in passes:
-        color, label = (BLUE, "writing") if name == "writing" else (ORANGE, "frozen memory")
+        color, label = (
+            (style.BLUE, "writing") if name == "writing" else (style.ORANGE, "frozen memory")
+        )
         at, mean = _mean_curve(curves, name)
         axes[0].plot(at, mean, color=color, lw=1.8, label=label)
-    add_legend(axes[0])
-    axes[0].set_xlabel("position in the document (tokens)")
-    axes[0].set_ylabel("loss so far (nats per token)")
+    style.add_legend(axes[0])
     counted = f"mean of {len(curves)} document" + ("s" if len(curves) > 1 else "")
-    style_axes(axes[0])
-    count_in_thousands(axes[0].xaxis)
-    set_title(axes[0], "Loss from the document's start", counted)
+    place = "position in the document (tokens)"
+    style.finish(
+        axes[0],
+        "Loss from the document's start",
+        counted,
+        xlabel=place,
+        ylabel="loss so far (nats per token)",
+    )
     if both:
         for curve in curves:
             at = _positions(curve)
             difference = _running(curve, "writing") - _running(curve, "frozen")
-            axes[1].plot(at, difference, color=BLUE, alpha=0.35, lw=1)
+            axes[1].plot(at, difference, color=style.BLUE, alpha=0.35, lw=1)
         at, mean = _mean_curve(curves, "writing")
         _, frozen = _mean_curve(curves, "frozen")
-        axes[1].plot(at, mean - frozen, color=BLUE, lw=2.2)
-        axes[1].axhline(0, color=GREY, lw=1)
-        axes[1].set_xlabel("position in the document (tokens)")
-        axes[1].set_ylabel("writing minus frozen (nats per token)")
-        style_axes(axes[1])
-        count_in_thousands(axes[1].xaxis)
-        set_title(
-            axes[1], "What writing changes", "documents thin, their mean thick; below 0 helps"
+        axes[1].plot(at, mean - frozen, color=style.BLUE, lw=2.2)
+        axes[1].axhline(0, color=style.GREY, lw=1)
+        style.finish(
+            axes[1],
+            "What writing changes",
+            "documents thin, their mean thick; below 0 helps",
+            xlabel=place,
+            ylabel="writing minus frozen (nats per token)",
         )
-    return [save_figure(figure, directory / "ppl.png")]
+    for one in axes:
+        style.count_in_thousands(one.xaxis)
+    return [style.save_figure(figure, directory / "ppl.png")]
 
 
 def _pick(scores: Record, name: str) -> Record:

@@ -1,9 +1,6 @@
 """Accuracy on the generated recall task by distance, with writing enabled and disabled."""
 
-from __future__ import annotations
-
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,8 +17,7 @@ from fwpkm_jax.data import make_dataset
 from fwpkm_jax.evaluation import recall_views as views
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
-from fwpkm_jax.evaluation.intervals import wilson
-from fwpkm_jax.evaluation.option_checks import check_least
+from fwpkm_jax.evaluation.intervals import share
 from fwpkm_jax.evaluation.readers.devices import (
     memory_on_devices,
     model_on_devices,
@@ -30,6 +26,7 @@ from fwpkm_jax.evaluation.readers.devices import (
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import as_stored
 from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, not_finite
 from fwpkm_jax.layers.partition import Partition
+from fwpkm_jax.literals import check_least
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import Memory
 
@@ -46,7 +43,7 @@ class RecallConfig:
     """Equal ranges of distance, from 0 to the length of a sequence, in the table and the plot."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "batches", "batch_size", "num_bins")
+        check_least(self, batches=1, batch_size=1, num_bins=1)
 
 
 class AttentionReach(NamedTuple):
@@ -110,8 +107,6 @@ def evaluate(
         return _score_batches(subject, config, batches, subject.groups, num_values)
     if data is None:
         raise ValueError("batches=None: give batches, or evaluate a run on questions.")
-    # The batches are few and small: starting worker processes would take longer than making them.
-    data = dataclasses.replace(data, num_workers=0)
     batch_size, groups = config.batch_size or subject.batch_size, subject.groups
     if subject.lifetime == "batch":
         per_memory = subject.batch_size // groups
@@ -227,14 +222,7 @@ def _scores(
     right: np.ndarray, distance: np.ndarray, edges: np.ndarray, reach: AttentionReach
 ) -> dict[str, Any]:
     def score(chosen: np.ndarray) -> dict[str, Any] | None:
-        answers, correct = int(chosen.sum()), int(right[chosen].sum())
-        if not answers:
-            return None
-        return {
-            "accuracy": correct / answers,
-            "interval": wilson(correct, answers),
-            "answers": answers,
-        }
+        return share(int(right[chosen].sum()), int(chosen.sum())) if chosen.any() else None
 
     def score_beyond(bound: int | None) -> dict[str, Any] | None:
         return None if bound is None else score(distance > bound)

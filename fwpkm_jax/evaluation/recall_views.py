@@ -1,20 +1,10 @@
 """The table, the plot and the finding of recall."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.evaluation.display.plot_style import (
-    BLUE,
-    GREY,
-    ORANGE,
-    add_legend,
-    new_figure,
-    save_figure,
-    set_title,
-)
+from fwpkm_jax.evaluation.display import plot_style as style
 from fwpkm_jax.evaluation.display.tables import Record, format_table, share
 
 _FEWEST_ANSWERS = 20  # Ranges with fewer would show chance, not the model; the table has them.
@@ -59,23 +49,23 @@ def finding(record: Record) -> str:
 def plot(record: Record, directory: Path) -> list[Path]:
     """Plots accuracy by distance with writing enabled and disabled; marks the attention window."""
     results = record["results"]
-    figure, axes = new_figure(7.2, 4.2)
+    figure, axes = style.new_figure(7.2, 4.2)
     edge = results["length"]
     window, reach = results["window"], results["reach"]
     for bound, label in ((window, "attention window"), (reach, "reach of all layers")):
         if bound:
-            axes.axvspan(0, min(bound, edge), color=GREY, alpha=0.13, lw=0)
+            axes.axvspan(0, min(bound, edge), color=style.GREY, alpha=0.13, lw=0)
             axes.annotate(
                 f"{label}\n{bound} tokens", (min(bound, edge), 0.5), xytext=(-5, 0),
                 textcoords="offset points", ha="right", va="center", rotation=90,
-                color=GREY, fontsize=8.5,
+                color=style.GREY, fontsize=8.5,
             )  # fmt: skip
-    axes.axhline(results["chance"], color=GREY, lw=1, ls=(0, (4, 3)))
+    axes.axhline(results["chance"], color=style.GREY, lw=1, ls=(0, (4, 3)))
     axes.text(edge / 100, results["chance"] + 0.01, f"chance {results['chance']:.3f}",
-              color=GREY, va="bottom", fontsize=8.5)  # fmt: skip
+              color=style.GREY, va="bottom", fontsize=8.5)  # fmt: skip
     for name, label, color in (
-        ("writing", "memory writing", BLUE),
-        ("frozen", "writing disabled", ORANGE),
+        ("writing", "memory writing", style.BLUE),
+        ("frozen", "writing disabled", style.ORANGE),
     ):
         bins = [b for b in results[name]["by_distance"] if b["answers"] >= _FEWEST_ANSWERS]
         at = [(b["above"] + 1 + b["up_to"]) / 2 for b in bins]
@@ -85,10 +75,15 @@ def plot(record: Record, directory: Path) -> list[Path]:
         total = results[name]["all"]["accuracy"]
         axes.plot(at, accuracy, color=color, marker="o", ms=4.5, lw=1.8, clip_on=False,
                   label=f"{label}: {total:.3f}")  # fmt: skip
-    add_legend(axes)
-    axes.set(xlim=(0, edge), ylim=(-0.01, 1.02))
-    axes.set_xlabel("distance from the stated fact to the answer (tokens)")
-    axes.set_ylabel("answers right (share)")
+    style.add_legend(axes)
     answers = results["writing"]["all"]["answers"]
-    set_title(axes, "Recall of stated facts by distance", f"{answers:,} answers, 95 % intervals")
-    return [save_figure(figure, directory / "recall.png")]
+    style.finish(
+        axes,
+        "Recall of stated facts by distance",
+        f"{answers:,} answers, 95 % intervals",
+        xlim=(0, edge),
+        ylim=(-0.01, 1.02),
+        xlabel="distance from the stated fact to the answer (tokens)",
+        ylabel="answers right (share)",
+    )
+    return [style.save_figure(figure, directory / "recall.png")]

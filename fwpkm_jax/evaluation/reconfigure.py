@@ -1,7 +1,5 @@
 """A trained model under another configuration that has the same parameters."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from flax import nnx

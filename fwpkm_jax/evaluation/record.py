@@ -1,7 +1,5 @@
 """Results of evaluations: the numbers, their provenance, and the files that hold them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

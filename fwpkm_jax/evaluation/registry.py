@@ -1,13 +1,9 @@
 """The registry of all evaluations by name, those of other packages included."""
 
-from __future__ import annotations
-
 import dataclasses
-import importlib
-from collections import UserDict
-from typing import Any
 
 from fwpkm_jax.evaluation.interface import Evaluation
+from fwpkm_jax.lazy_imports import LazyRegistry
 
 _PAPER = "fwpkm_jax.paper.evaluation"
 _OURS = {
@@ -23,18 +19,7 @@ _OURS = {
 }
 
 
-class _Evaluations(UserDict[str, Any]):
-    """Evaluations by name; one that stands as `module:NAME` is imported when it is asked for."""
-
-    def __getitem__(self, name: str) -> Evaluation:
-        found = self.data[name]
-        if isinstance(found, str):
-            module, attribute = found.split(":")
-            self.data[name] = found = getattr(importlib.import_module(module), attribute)
-        return found
-
-
-EVALS = _Evaluations(_OURS)
+EVALS = LazyRegistry(_OURS)
 """Registered evaluations by name, in the order of registration."""
 
 OPTIONS_OF_ALL = (

@@ -1,14 +1,13 @@
 """The texts that evaluations read, by data set, with the hashes of their files."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fwpkm_jax.data import Document, TextData, stream_documents
+from fwpkm_jax.data import Document, TextData, Tokenizer, stream_documents
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.data.streams.files import LocalFile, data_files
 from fwpkm_jax.data.text import valid_rows
@@ -39,9 +38,20 @@ def text_sources(data: TextData) -> list[Source]:
             "PATH."
         )
     return [
-        Source(name, _reader(dataclasses.replace(data, valid_paths=(name,))), file_hashes(name))
+        Source(
+            name,
+            partial(stream_documents, dataclasses.replace(data, valid_paths=(name,)), "valid"),
+            file_hashes(name),
+        )
         for name in data.valid_paths
     ]
+
+
+def texts_of(sources: Iterable[Source], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+    """Pairs of id and text of all documents, in order."""
+    for source in sources:
+        for document in source.documents():
+            yield document.id, tokenizer.decode(document.tokens)
 
 
 def missing_text(data: TextData) -> str | None:
@@ -91,10 +101,6 @@ def read_rows(path: str | Path, data: TextData) -> PackedRows:
     rows = valid_rows(dataclasses.replace(data, valid_paths=(str(path),), packing="concat"))
     assert isinstance(rows, PackedRows)
     return rows
-
-
-def _reader(data: TextData) -> Callable[[], Iterable[Document]]:
-    return lambda: stream_documents(data, "valid")
 
 
 def files_of(hashes: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Runs several evaluations of one subject; prints and saves each result when it is ready."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence

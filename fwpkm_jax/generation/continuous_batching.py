@@ -20,6 +20,7 @@ from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import Memory, map_unshared, put_shared, shares, take_shared
 from fwpkm_jax.generation.generate import (
     NEW_AT_ONCE,
+    Reading,
     ReadOnly,
     check_stop_ids,
     decode,
@@ -276,8 +277,7 @@ def step(
         sampling=sampling,
         stop_ids=tuple(int(token) for token in stop_ids),
         ragged=True,
-        write=write,
-        chunk_size=None,
+        reading=Reading(write),
         read_only=read_only,
     )
     memory = read_only.whole(state.stream.memory)

@@ -113,7 +113,7 @@ def generate(
         check_room(state, lengths, max_new_tokens)
     graphdef, params = nnx.split(model)
     read_only = ReadOnly.of(state.stream.memory, written=write and chunk_size != "flush")
-    options: dict[str, Any] = {"write": write, "chunk_size": chunk_size, "read_only": read_only}
+    options: dict[str, Any] = {"reading": Reading(write, chunk_size), "read_only": read_only}
     state = with_memory(state, read_only.carried(state.stream.memory))
     if keep_state:
         state = jax.tree.map(jnp.copy, state)
@@ -175,6 +175,13 @@ def _joined(
     return tokens, log_probs
 
 
+class Reading(NamedTuple):
+    """How a call reads tokens and writes memories, see `LanguageModel.stream`."""
+
+    write: bool = True
+    chunk_size: ChunkSize | None = None
+
+
 class ReadOnly(NamedTuple):
     """Parts of the memories that a call does not write: its loops do not carry or copy them.
 
@@ -209,15 +216,20 @@ def with_memory(state: GenerationState, memory: dict[str, Memory]) -> Generation
 
 
 def _read(
-    model: LanguageModel, tokens: jax.Array, stream: Stream, read_only: ReadOnly, **options: Any
+    model: LanguageModel,
+    tokens: jax.Array,
+    stream: Stream,
+    mask: jax.Array | None,
+    reading: Reading,
+    read_only: ReadOnly,
 ) -> StreamOutput:
     """`LanguageModel.stream` with the memories that `read_only` and the stream hold together."""
     stream = stream._replace(memory=read_only.whole(stream.memory))
-    out = model.stream(tokens, stream, **options)
+    out = model.stream(tokens, stream, mask=mask, **reading._asdict())
     return out._replace(stream=out.stream._replace(memory=read_only.carried(out.stream.memory)))
 
 
-@partial(jax.jit, static_argnames=("graphdef", "write", "chunk_size"), donate_argnames="state")
+@partial(jax.jit, static_argnames=("graphdef", "reading"), donate_argnames="state")
 def _prefill(
     graphdef: Any,
     params: Any,
@@ -226,8 +238,7 @@ def _prefill(
     mask: jax.Array | None,
     count: jax.Array,
     *,
-    write: bool,
-    chunk_size: ChunkSize | None,
+    reading: Reading,
     read_only: ReadOnly = _NOTHING,
 ) -> GenerationState:
     """The state after the first `count` of the pieces `[pieces, batch, piece]`."""
@@ -235,8 +246,7 @@ def _prefill(
 
     def read(index: jax.Array, carry: tuple[Stream, jax.Array]) -> tuple[Stream, jax.Array]:
         of_piece = None if mask is None else mask[index]
-        options = {"mask": of_piece, "write": write, "chunk_size": chunk_size}
-        out = _read(model, tokens[index], carry[0], read_only, **options)
+        out = _read(model, tokens[index], carry[0], of_piece, reading, read_only)
         # Prompts end with the last piece, so its last position is real in every prompt.
         return out.stream, out.logits[:, -1]
 
@@ -257,7 +267,7 @@ def _prefill(
 
 @partial(
     jax.jit,
-    static_argnames=(*("graphdef", "sampling", "stop_ids", "ragged", "write", "chunk_size"),),
+    static_argnames=("graphdef", "sampling", "stop_ids", "ragged", "reading"),
     donate_argnames="state",
 )
 def decode(
@@ -270,8 +280,7 @@ def decode(
     sampling: Sampling,
     stop_ids: tuple[int, ...],
     ragged: bool,
-    write: bool,
-    chunk_size: ChunkSize | None,
+    reading: Reading,
     read_only: ReadOnly = _NOTHING,
 ) -> tuple[GenerationState, Block]:
     """The state after at most `limit` new tokens of each sequence, and these tokens.
@@ -279,6 +288,7 @@ def decode(
     Args:
       rng: key of all draws, or keys `[batch]`, one of each sequence.
       ragged: whether sequences may be finished while others go on.
+      reading: how the new tokens are read.
     """
     model = nnx.merge(graphdef, params)
     batch = state.finished.shape[0]
@@ -300,15 +310,8 @@ def decode(
         score = jnp.take_along_axis(
             jax.nn.log_softmax(state.logits, axis=-1), chosen[:, None], axis=-1
         )[:, 0]
-        read = _read(
-            model,
-            chosen[:, None],
-            state.stream,
-            read_only,
-            mask=active[:, None].astype(jnp.float32) if ragged else None,
-            write=write,
-            chunk_size=chunk_size,
-        )
+        mask = active[:, None].astype(jnp.float32) if ragged else None
+        read = _read(model, chosen[:, None], state.stream, mask, reading, read_only)
         # Of logits that are not finite a token would be chosen, too, the same one for ever.
         failed = active & ~jnp.isfinite(score)
         active &= ~failed

@@ -8,9 +8,4 @@ from fwpkm_jax.interchange.imported_run import start_run
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.interchange.weights_folder import export_run, read_folder
 
-__all__ = [
-    "Weights",
-    "export_run",
-    "read_folder",
-    "start_run",
-]
+__all__ = ["Weights", "export_run", "read_folder", "start_run"]

@@ -1,7 +1,5 @@
 """Creates a run from weights that another program trained."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -4,9 +4,6 @@ Which files are read is the library's choice: the single file where there is one
 beside it, otherwise those that the index names.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +17,7 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _FETCH = "fetch the folder again"
 
 
-class TensorFiles(Mapping[str, StoredTensor]):
+class TensorFiles(dict[str, StoredTensor]):
     """The tensors of a folder by name; `read` gives one."""
 
     def __init__(self, folder: str | Path, *, file: str | None = None):
@@ -37,20 +34,11 @@ class TensorFiles(Mapping[str, StoredTensor]):
         folder = Path(folder)
         path = folder / (file or SINGLE)
         if path.is_file():
-            self._tensors = dict(SafetensorsFile(path, otherwise=_FETCH))
+            super().__init__(SafetensorsFile(path, otherwise=_FETCH))
         elif file is None and (folder / INDEX).is_file():
-            self._tensors = _indexed(folder)
+            super().__init__(_indexed(folder))
         else:
             raise FileNotFoundError(_why_missing(folder, path, alone=file is not None))
-
-    def __getitem__(self, name: str) -> StoredTensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
     def read(self, name: str) -> np.ndarray:
         """The tensor in its own dtype.
@@ -59,7 +47,7 @@ class TensorFiles(Mapping[str, StoredTensor]):
           OutsideFileError: its dtype is none of float64, float32, float16 and bfloat16; or the
             file has become shorter.
         """
-        tensor = self._tensors[name]
+        tensor = self[name]
         if tensor.dtype not in FLOATS:
             raise OutsideFileError(
                 tensor.file,

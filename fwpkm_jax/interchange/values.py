@@ -1,7 +1,5 @@
 """The values of a `config.json`, checked as they are read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,31 +3,26 @@
 Every writer of this package comes here, because a folder may be a stranger's: what lies in it may
 be a link to somewhere else. Nothing is written through a link, and nothing is deleted or replaced
 but the name that was asked for and what this module made itself. Until it is complete, a file has
-a random name beside its own, made exclusively; a killed process leaves it, and the next write of
-the same file removes it.
+a random name beside its own, made exclusively; a killed process leaves it, and the next session
+that locks what the file belongs to removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from fwpkm_jax.io.untrusted import without_login
 from fwpkm_jax.storage.addresses import scheme_of
-
-_ABANDONED = 60.0
-"""Seconds without a change after which an unfinished file that no process holds is removed."""
 
 
 def check_local(path: str | Path, name: str = "") -> None:
@@ -58,13 +53,10 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     """
     path = Path(path)
     check_local(path)
-    remove_unfinished(path, after=_ABANDONED)
     temporary = path.with_name(f"{_start(path)}{secrets.token_hex(8)}.tmp")
     number = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(number, "w+b") as file:
-            with contextlib.suppress(OSError):  # A file system without locks.
-                fcntl.flock(file, fcntl.LOCK_EX)
             yield file
             file.flush()
             os.fsync(number)  # Or the name may reach the disk before the contents.
@@ -87,31 +79,17 @@ def _start(path: Path) -> str:
     return f".{path.name[:100]}."
 
 
-def remove_unfinished(path: Path, *, after: float = 0.0) -> None:
+def remove_unfinished(path: Path) -> None:
     """Removes what killed processes left of earlier writes of a file.
 
-    Args:
-      path: of the file.
-      after: seconds without a change; 0 where the caller holds a lock that all writers need.
+    The caller holds a lock that all writers of the file need.
     """
     with contextlib.suppress(OSError):
-        start = _start(path)
-        for name in os.listdir(path.parent):
-            if name.startswith(start) and is_unfinished(path.with_name(name), path):
-                _remove_if_abandoned(path.with_name(name), after)
-
-
-def _remove_if_abandoned(path: Path, after: float) -> None:
-    with contextlib.suppress(OSError):
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            facts = os.fstat(number)
-            silent = time.time() - facts.st_mtime >= after
-            if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1 and silent:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-        finally:
-            os.close(number)
+        for found in path.parent.iterdir():
+            facts = found.lstat()
+            plain = stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
+            if plain and is_unfinished(found, path):
+                found.unlink()
 
 
 def _to_disk(path: Path) -> None:

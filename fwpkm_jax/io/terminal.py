@@ -13,15 +13,13 @@ import sys
 import threading
 import traceback
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 INTERRUPTED = "interrupted."
 """What a command says that SIGINT ends before it can do anything else."""
-
-_Dropped = TypeVar("_Dropped", bound=BaseException)
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -75,6 +73,12 @@ def say_error(program: str, error: object) -> None:
     print(f"{program}: {visible(str(error))}", file=sys.stderr, flush=True)
 
 
+def say_what_lasts(line: str) -> None:
+    """Prints what a silent minute is for, where somebody waits at a terminal."""
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def interruptible(program: str) -> Iterator[None]:
     """While the context lasts, SIGINT ends the process in one line with exit code 130.
@@ -98,44 +102,6 @@ def interruptible(program: str) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextlib.contextmanager
-def sent_again(
-    kind: type[_Dropped], signal_of: Callable[[_Dropped], signal.Signals]
-) -> Iterator[None]:
-    """While the context lasts, a signal is sent again whose handler's exception Python drops.
-
-    Python drops what is raised in a finalizer or in a callback of the garbage collector (XLA has
-    one), and a signal can come in the middle of it: it would be lost.
-
-    Args:
-      kind: what the handler raises.
-      signal_of: what to send to the main thread again, a tenth of a second later.
-    """
-    previous = sys.unraisablehook
-    timers: list[threading.Timer] = []
-
-    def hook(dropped: sys.UnraisableHookArgs) -> None:
-        if not isinstance(dropped.exc_value, kind):
-            previous(dropped)
-            return
-        target = (threading.main_thread().ident, signal_of(dropped.exc_value))
-        while True:
-            timers.append(threading.Timer(0.1, signal.pthread_kill, target))
-            try:
-                timers[-1].start()
-            except kind:  # On a busy machine the timer can be over before `start` returns.
-                continue
-            return
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = previous
-        for timer in timers:
-            timer.cancel()
 
 
 def visible(text: str) -> str:

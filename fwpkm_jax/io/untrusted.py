@@ -8,12 +8,13 @@ is wrong ends in an `OutsideFileError`, one line that names file, place and way 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
 import stat
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 MOST_JSON_BYTES = 2**23
 """Of a JSON file; parsed values may take thirty times as much."""
@@ -129,6 +130,37 @@ def size_of(path: str | os.PathLike[str], *, otherwise: str = "name a file") -> 
         kind = "is a directory" if stat.S_ISDIR(found.st_mode) else "is no file of bytes on a disk"
         raise OutsideFileError(path, kind, otherwise=otherwise)
     return found.st_size
+
+
+def refuse_link(path: str | os.PathLike[str]) -> None:
+    """Refuses a link where what is read is passed on.
+
+    By a link a stranger's folder could have other files of its reader's exported or shown.
+    """
+    if os.path.islink(path):
+        raise OutsideFileError(path, "is a link", otherwise="put what it names in its place")
+
+
+def open_file(path: str | os.PathLike[str], *, otherwise: str = "name a file") -> io.BufferedReader:
+    """A file, opened to be read; what is refused is as in `size_of`."""
+    size_of(path, otherwise=otherwise)  # A pipe would wait for its other end.
+    with reading(path, otherwise=otherwise):
+        return open(path, "rb")
+
+
+def bounded_lines(
+    file: IO[bytes], path: str | os.PathLike[str], *, otherwise: str = "delete the line"
+) -> Iterator[bytes]:
+    """The lines of a file that is open.
+
+    Raises:
+      OutsideFileError: a line has `MOST_JSON_BYTES` or more.
+    """
+    lines = iter(lambda: file.readline(MOST_JSON_BYTES), b"")
+    for number, line in enumerate(lines, start=1):
+        if len(line) == MOST_JSON_BYTES:
+            raise OutsideFileError(path, "is too long", f"line {number}", otherwise)
+        yield line
 
 
 def read_bytes(

@@ -73,37 +73,4 @@ __all__ = [
     "register_mixer",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "fwpkm_jax.layers.experts": ("Experts", "ExpertsConfig"),
-        "fwpkm_jax.layers.fast_weight_layers.layer": ("FastWeightLayer", "FastWeightLayerConfig"),
-        "fwpkm_jax.layers.lora": ("LoRAConfig",),
-        "fwpkm_jax.layers.memories.fast_weight": (
-            "FastWeight",
-            "FastWeightConfig",
-            "FastWeightInfo",
-        ),
-        "fwpkm_jax.layers.mixers": (
-            "AbstractMixer",
-            "AbstractMixerConfig",
-            "Attention",
-            "AttentionConfig",
-            "GatedDeltaNet",
-            "GatedDeltaNetConfig",
-            "LaCT",
-            "LaCTConfig",
-            "MatrixMemory",
-            "MatrixMemoryConfig",
-            "Titans",
-            "TitansConfig",
-            "register_mixer",
-        ),
-        "fwpkm_jax.layers.mlp": ("SwiGLU",),
-        "fwpkm_jax.layers.norms": ("GatedRMSNorm", "RMSNorm"),
-        "fwpkm_jax.layers.parameters": ("Declaration", "declare", "declare_linear", "parameter"),
-        "fwpkm_jax.layers.partition": ("MeshConfig", "Partition"),
-        "fwpkm_jax.layers.pkm": ("PKM", "PKMConfig", "PKMOutput"),
-        "fwpkm_jax.layers.rotary": ("Llama3Scaling", "YarnConfig"),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -143,6 +143,7 @@ class Experts(nnx.Module):
         """
         check_arrays(x=(x, "float batch length model"), sizes={"model": self.router.in_features})
         logits = self.router(x)
+        # In at least float32: rounded probabilities would tie, and ties choose other experts.
         probabilities = jax.nn.softmax(logits.astype(compute_dtype(logits.dtype)), axis=-1)
         dtype = x.dtype if self.dtype is None else self.dtype
         weights = (self.gate_up_kernel[...].astype(dtype), self.down_kernel[...].astype(dtype))
@@ -166,6 +167,7 @@ class Experts(nnx.Module):
         if self.shared is not None and self.shared_gate is not None:
             output = output + jax.nn.sigmoid(self.shared_gate(x)) * self.shared(x)
         experts = jnp.arange(self.config.num_experts, dtype=chosen.dtype)
+        # By comparison, not by a scatter, which a GPU does one number at a time.
         is_chosen = chosen[..., None] == experts[None, None, None]
         load = RouterLoad(
             share=jnp.mean(jnp.sum(is_chosen.astype(probabilities.dtype), axis=2), axis=(0, 1)),
@@ -194,6 +196,7 @@ class Experts(nnx.Module):
         expert = jnp.where((expert >= 0) & (expert < own), expert, own)
         places = _places(expert, own, of=expert.size)
         blocks = places.expert.shape[0]
+        # Places that stay empty point behind the tokens, and read zeros.
         source = jnp.full((blocks * places.size,), tokens.shape[0], jnp.int32)
         token = jnp.arange(expert.size, dtype=jnp.int32) // top_k
         source = source.at[places.place].set(token, mode="drop")
@@ -204,6 +207,7 @@ class Experts(nnx.Module):
             gate, up = jnp.split(rows @ gate_up[number], 2, axis=-1)
             return (ACTIVATIONS[self.activation](gate) * up) @ down[number]
 
+        # One block after the other: each multiplies by the kernels of its own expert alone.
         done = jax.lax.map(work, (rows.reshape(blocks, places.size, -1), places.expert))
         done = done.reshape(-1, done.shape[-1])
         results = done.at[places.place].get(mode="fill", fill_value=0)
@@ -229,6 +233,7 @@ class _Places(NamedTuple):
 def _places(expert: Int[Array, " pairs"], number: int, *, of: int) -> _Places:
     """Sorts `of` pairs by their expert, `number` for those left out."""
     size = 1
+    # Blocks as large as an expert has tokens on average, by powers of two: few shapes compile.
     while size < _LARGEST_BLOCK and size * number < of:
         size *= 2
     # Enough for any distribution: each expert may leave one block partly empty.
@@ -236,6 +241,7 @@ def _places(expert: Int[Array, " pairs"], number: int, *, of: int) -> _Places:
     counts = jnp.zeros((number + 1,), jnp.int32).at[expert].add(1)
     needed = -(-counts // size)
     ends = jnp.cumsum(needed, dtype=jnp.int32)
+    # Stable, so that an expert works on its tokens in their order.
     order = jnp.argsort(expert, stable=True)
     # A pair's number among those of its expert, in the order of tokens.
     rank = (

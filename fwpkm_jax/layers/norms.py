@@ -82,7 +82,7 @@ def normed_maps(
       dtype: of the normed inputs; None: that of `x`.
     """
     dtype = x.dtype if dtype is None else dtype
-    if _can_fold(maps):
+    if can_fold(maps):
         return _folded(rms_normalize(x, eps=maps[0][0].eps).astype(dtype), maps)
     return [linear(norm(x).astype(dtype)) for norm, linear in maps]
 
@@ -91,8 +91,7 @@ def normed_mix_map(
     x: Float[Array, "batch length dim"],
     y: Float[Array, "batch length dim"],
     gate: Float[Array, "batch length"],
-    norm: RMSNorm,
-    linear: nnx.Linear,
+    maps: Sequence[tuple[RMSNorm, nnx.Linear]],
     *,
     dtype: DTypeLike,
     sequences: int,
@@ -100,28 +99,23 @@ def normed_mix_map(
 ) -> Array:
     """`normed_maps` of `gate * x + (1 - gate) * y`, which a Hopper GPU never stores.
 
-    For the arrays of one device.
+    For the arrays of one device, where `can_fold` the one map.
 
     Args:
       x, y, gate: what is mixed.
-      norm: of the mix.
-      linear: of the norm in `dtype`.
+      maps: the norm of the mix, and the linear map of the norm in `dtype`.
       dtype: of the normed mix.
       sequences: which, with `chunk_size`, say in what order the rows of `x` come, see
         `pallas_kernels.mix_rms_norm`.
       chunk_size: see there.
     """
-    maps = [(norm, linear)]
-    if _can_fold(maps):
-        from pallas_kernels.mix_rms_norm import mix_rms_norm
+    from pallas_kernels.mix_rms_norm import mix_rms_norm
 
-        how: Any = {"sequences": sequences, "chunk_size": chunk_size}
-        return _folded(mix_rms_norm(x, y, gate, eps=norm.eps, dtype=dtype, **how), maps)[0]
-    gate = gate[..., None]
-    return linear(norm(gate * x + (1.0 - gate) * y).astype(dtype))
+    how: Any = {"sequences": sequences, "chunk_size": chunk_size}
+    return _folded(mix_rms_norm(x, y, gate, eps=maps[0][0].eps, dtype=dtype, **how), maps)[0]
 
 
-def _can_fold(maps: Sequence[tuple[RMSNorm, nnx.Linear]]) -> bool:
+def can_fold(maps: Sequence[tuple[RMSNorm, nnx.Linear]]) -> bool:
     """Whether the norms' factors can go into the kernels, and the device gains by it."""
     return platform() == "gpu" and all(type(linear) is nnx.Linear for _, linear in maps)
 
@@ -133,6 +127,7 @@ def _folded(
     assert len({norm.eps for norm, _ in maps}) == 1, "the maps share one normalised array"
     linears: list[Any] = [linear for _, linear in maps]
     first = linears[0]
+    # A factor per feature before a map is a factor per row of its kernel.
     kernels = [norm.scale[:, None] * linear.kernel[...] for norm, linear in maps]
     arrays: Any = first.promote_dtype(
         (
@@ -143,6 +138,7 @@ def _folded(
         dtype=first.dtype,
     )
     normalized, kernel, bias = arrays
+    # One product for all maps, which are cut apart afterwards.
     y = jnp.matmul(normalized, kernel, precision=first.precision)
     y = y + jnp.expand_dims(bias, range(y.ndim - 1))
     ends = list(itertools.accumulate(kernel.shape[1] for kernel in kernels))

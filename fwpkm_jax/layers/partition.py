@@ -167,6 +167,7 @@ class Partition:
           learned: for the value table of slow weights, which the whole batch shares.
         """
         layout = "columns" if learned and self.memory == "independent" else self.memory
+        # Devices along fsdp hold other sequences of the same memories.
         tokens = () if layout == "independent" else self.used("fsdp")
         if not learned:  # Devices with parts of the same sequences write the same memory.
             tokens = (*tokens, *self.used(SEQUENCE))

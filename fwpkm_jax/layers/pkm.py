@@ -177,6 +177,7 @@ class PKM(nnx.Module):
         if config.query_batch_norm:
             query, statistics = self._batch_norm(query, batch_statistics, mask)
         elif self.query_scale is not None:
+            # Over all heads together, as the scale lies.
             mean_square = jnp.mean(query**2, axis=-1, keepdims=True)
             query = query * jax.lax.rsqrt(mean_square + 1e-6) * self.query_scale[...][None, None]
         query = query.reshape(batch, length, config.num_heads, config.key_dim)
@@ -219,6 +220,7 @@ class PKM(nnx.Module):
             mean, variance = self.query_mean[...], self.query_variance[...]
         assert self.query_scale is not None
         assert self.query_shift is not None
+        # torch adds 1e-5 here; released weights expect it.
         query = (query - mean[None, None]) * jax.lax.rsqrt(variance + 1e-5)[None, None]
         query = query * self.query_scale[...][None, None] + self.query_shift[...][None, None]
         return query, statistics
@@ -240,6 +242,7 @@ class PKM(nnx.Module):
             normalization="head",
             backend=config.backend,
         )
+        # The axis in front is that of groups, which a learned table does not have.
         slot_ids = address.slot_ids.reshape(1, batch, length, -1)
         weights = weights.reshape(slot_ids.shape)
         # Devices that share a table need the reads of all tokens, not only of their own.

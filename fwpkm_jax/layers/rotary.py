@@ -109,6 +109,7 @@ class Llama3Scaling:
         del theta
         turns = self.original_length * frequencies / (2 * math.pi)
         low, high = self.low_freq_factor, self.high_freq_factor
+        # Frequencies between both bounds are mixed, so that none jumps.
         fast = np.clip((turns - low) / (high - low), 0, 1)
         return RotaryFrequencies(frequencies * (fast + (1 - fast) / self.factor), 1.0)
 

@@ -1,7 +1,5 @@
 """One file of named arrays: whole or absent on disk, with a checksum of everything in it."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -8,8 +8,6 @@ Two locks keep sessions apart, on a disk and in a bucket alike: `NAME.lock` whil
 and `bases/lock` for the moments in which forks get a base or unneeded bases go.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

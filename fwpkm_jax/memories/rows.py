@@ -4,8 +4,6 @@ A row is a run of numbers along the last axis: a slot's value, a cached token's 
 Arrays are compared by their bytes, so that what is put together again is identical.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 

@@ -1,9 +1,8 @@
 """A generation's state as a saved memory, and back."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -118,11 +117,7 @@ def save(
 
 
 def load(
-    folder: str | Path,
-    name: str,
-    model: LanguageModel,
-    *,
-    max_length: int | None = None,
+    folder: str | Path, name: str, model: LanguageModel, *, max_length: int | None = None
 ) -> GenerationState:
     """The state that was saved under a name, bit for bit, on the first device.
 
@@ -272,10 +267,6 @@ def _arrays(tree: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf) for name, leaf in _named(tree).items()}
 
 
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
 def _without_caches(state: GenerationState) -> Any:
     """The parts of a state that outlast its positions."""
     layers = {name: layer._replace(cache=None) for name, layer in state.stream.layers.items()}
@@ -321,7 +312,8 @@ def _template(
 
 def _named(tree: Any) -> dict[str, Any]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {_name(path): leaf for path, leaf in leaves}
+    name = partial(jax.tree_util.keystr, simple=True, separator="/")
+    return {name(path): leaf for path, leaf in leaves}
 
 
 def _filled(template: Any, path: Path, arrays: Mapping[str, np.ndarray]) -> Any:
@@ -342,9 +334,16 @@ def _filled(template: Any, path: Path, arrays: Mapping[str, np.ndarray]) -> Any:
                 f"{list(leaf.shape)}"
             )
             raise OutsideFileError(path, problem, name, "delete it, or use that version")
-    read = arrays.get("num_read", np.zeros(1))
-    if not np.all((read >= 0) & (read < _MOST_READ)):
-        raise OutsideFileError(path, "is out of range", "num_read", "delete it, or put back a copy")
+    limits = {"num_read": _MOST_READ}
+    for name in expected:
+        queue, _, last = name.rpartition("/")
+        if last == "num_waiting":  # The stream writes chunks until fewer tokens wait than one has.
+            tokens = [x for other, x in expected.items() if other.startswith(f"{queue}/tokens")]
+            limits[name] = 1 + tokens[0].shape[2]
+    for name, limit in limits.items():
+        found = arrays.get(name, np.zeros(1))
+        if not np.all((found >= 0) & (found < limit)):
+            raise OutsideFileError(path, "is out of range", name, "delete it, or put back a copy")
     return jax.tree.unflatten(
         jax.tree.structure(template), [jnp.array(arrays[name]) for name in expected]
     )

@@ -6,10 +6,7 @@ where the file system has no second names. Bases never change. One that no memor
 goes when a memory is deleted.
 """
 
-from __future__ import annotations
-
 import contextlib
-import errno
 import os
 import re
 import secrets
@@ -30,8 +27,6 @@ from fwpkm_jax.storage.lock import Lock
 _OURS = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}\.tmp")
 """Names of bases, and of what a killed process leaves while it makes one."""
 _MOST_BASES = 1000
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL)
-"""How file systems say that a file can have no second name."""
 
 
 class Description(NamedTuple):
@@ -88,8 +83,9 @@ def existing(folder: str | Path, name: str) -> Path:
     if os.path.lexists(path) and not path.is_file():
         raise OutsideFileError(path, "is no file", otherwise="remove it, or choose another name")
     if not path.is_file():
-        there = some(names(folder), like=name) or "no memory"
-        raise FileNotFoundError(f"There is no memory {name!r} in {folder}, but {there}.")
+        there = some(names(folder), like=name)
+        others = f"; there are {there}." if there else ", which holds none."
+        raise FileNotFoundError(f"There is no memory {name!r} in {folder}{others}")
     return path
 
 
@@ -230,10 +226,7 @@ def read_base(folder: str | Path, base: dict[str, str], path: Path) -> dict[str,
 
 
 def _put_together(
-    path: Path,
-    facts: dict[str, Any],
-    own: dict[str, np.ndarray],
-    shared: dict[str, np.ndarray],
+    path: Path, facts: dict[str, Any], own: dict[str, np.ndarray], shared: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """A memory's arrays, from what its file holds and its base's arrays."""
     problem = "is damaged: its arrays do not fit those of its base"
@@ -268,9 +261,7 @@ def _second_name(source: Path, link: Path) -> None:
     """Gives a file a second name; where the file system has none, such as a bucket's, a copy."""
     try:
         os.link(source, link)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
+    except OSError:  # What else is wrong hinders the copy, too.
         with source.open("rb") as old, link.open("xb") as new:
             shutil.copyfileobj(old, new)
             new.flush()

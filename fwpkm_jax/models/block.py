@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.core.platform import platform
 from fwpkm_jax.core.streams.pending import ChunkSize, Pending
 from fwpkm_jax.core.streams.queue import clear
 from fwpkm_jax.core.targets import Pairing, write_weights
@@ -156,7 +157,9 @@ class Block(nnx.Module):
             )
             x = x + y
         rest = functools.partial(self._mix_and_feed_forward, context=context)
-        out, _ = rematerialised(rest, context.remat)(x)
+        if context.remat is not None:
+            rest = rematerialised(rest, context.remat)
+        out, _ = rest(x)
         return out._replace(memory=memory, info=info)
 
     def stream(
@@ -227,8 +230,8 @@ class Block(nnx.Module):
             mixer = gathered(partition, mixer, f"{self.path}/mixer")
             feed_forward = gathered(partition, feed_forward, f"{self.path}/feed_forward")
         x = checkpoint_name(x, INPUT)
-        # One device may compute the norms of whole sequences in one pass with the sums.
-        fused = partition is None and cache is None
+        # One GPU computes the norms of whole sequences in one pass with the sums, by a kernel.
+        fused = partition is None and cache is None and platform() == "gpu"
         x, normed = self._sum_and_norm(self.mixer_norm, x, None, fused)
         mixed, cache = mixer(
             normed, mask=context.mask, starts=context.starts, cache=cache, partition=partition

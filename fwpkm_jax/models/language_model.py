@@ -23,7 +23,7 @@ from fwpkm_jax.layers.partition import (
     SEQUENCE,
     Partition,
 )
-from fwpkm_jax.models.block import ForwardContext, Remat
+from fwpkm_jax.models.block import BlockOutput, ForwardContext, Remat
 from fwpkm_jax.models.building import build_blocks, scale_branches, store_matrices
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.embedding_and_head import embed_over_devices, read_head
@@ -214,19 +214,22 @@ class LanguageModel(nnx.Module):
                 outputs[name] = block(x, memory.get(name), context)
             x = outputs[name].x
 
-        def of_layers(field: str) -> dict[str, Any]:
-            found = {name: getattr(output, field) for name, output in outputs.items()}
-            return {name: value for name, value in found.items() if value is not None}
-
+        # By field, then by layer, of those layers that have it.
+        found: dict[str, dict[str, Any]] = {
+            field: {
+                name: y for name, out in outputs.items() if (y := getattr(out, field)) is not None
+            }
+            for field in BlockOutput._fields
+        }
         x, bias, _ = self._before_head(x, tokens, None, context)
         return Hidden(
             x,
-            memory=memory | of_layers("memory"),
-            info=of_layers("info"),
-            pkm_slot_ids=of_layers("pkm_slot_ids"),
+            memory=memory | found["memory"],
+            info=found["info"],
+            pkm_slot_ids=found["pkm_slot_ids"],
             token_bias=bias,
-            pkm_statistics=of_layers("pkm_statistics"),
-            router_loads=of_layers("router_load"),
+            pkm_statistics=found["pkm_statistics"],
+            router_loads=found["router_load"],
         )
 
     def _before_head(
@@ -424,12 +427,12 @@ class LanguageModel(nnx.Module):
     ) -> Float[Array, "batch length model"]:
         """The embedding's rows of the tokens, scaled, in the dtype of the activations."""
         scale = self.config.embedding_scale
-        if partition is not None:
+        if partition is None:
+            # An id outside the vocabulary gives NaN, which training reports, not another row.
+            rows = embed(self.embedding[...], tokens)
+            rows = rows if self.dtype is None else rows.astype(self.dtype)
+        else:
             rows = embed_over_devices(self.embedding[...], tokens, self.dtype, partition)
-            return rows if scale == 1 else rows * scale
-        # An id outside the vocabulary gives NaN, which training reports, not another row.
-        rows = embed(self.embedding[...], tokens)
-        rows = rows if self.dtype is None else rows.astype(self.dtype)
         return rows if scale == 1 else rows * scale
 
     def _check(

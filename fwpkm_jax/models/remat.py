@@ -39,9 +39,9 @@ _POLICIES: dict[Remat, Any] = {
 }
 
 
-def rematerialised(layer: Callable[..., Any], remat: Remat | None) -> Callable[..., Any]:
+def rematerialised(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
     """`layer`, whose backward pass keeps what `remat` says."""
-    return layer if remat is None else jax.checkpoint(layer, policy=_POLICIES[remat])
+    return jax.checkpoint(layer, policy=_POLICIES[remat])
 
 
 def check_offload(remat: Remat | None, device: Any) -> None:

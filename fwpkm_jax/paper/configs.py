@@ -11,8 +11,6 @@ have one training run, `paper_experiment`. What the paper leaves open (Adam's be
 common values; the sizes that it states are the defaults of the dataclasses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,9 +19,9 @@ from typing import Any
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import TextData
 from fwpkm_jax.paper.models import ABLATED, PSWA, TABLE_1, paper_model
-from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig
+from fwpkm_jax.training.training_config import TrainingConfig
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     # The reconstruction error moves keys and values.
@@ -95,9 +93,7 @@ def ablation(name: str, *, rule: dict[str, Any] | None = None, **block: Any) -> 
     fast_weight = parent.model.fast_weight
     changed = replace(fast_weight, rule=replace(fast_weight.rule, **(rule or {})), **block)
     return replace(
-        parent,
-        model=replace(parent.model, fast_weight=changed),
-        run_dir=f"runs/ablations/{name}",
+        parent, model=replace(parent.model, fast_weight=changed), run_dir=f"runs/ablations/{name}"
     )
 
 

@@ -4,9 +4,6 @@ A name is a backbone, then its memories: `gdn_swa__pkm6_fwpkm2_10` is the paper'
 FwPKM@2,10". Layers are counted from 0.
 """
 
-from __future__ import annotations
-
-from dataclasses import replace
 from typing import Any
 
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
@@ -33,8 +30,6 @@ _GDN = GatedDeltaNetConfig(decay_start="constant")  # As in the authors' release
 # 512 hidden units give Table 1's parameter counts; Appendix C states 2304
 # (`--model.fast_weight.rule.hidden_dim 2304`). A dense memory does not weight its loss by the gate.
 _FWMLP = FastWeightConfig(rule=FwMLP(hidden_dim=512), weight_by_gate=False)
-APPENDIX_HIDDEN = 2304
-"""FwMLP's hidden width in the paper's Appendix C; a width of 512 gives Table 1's counts."""
 
 MEMORIES: dict[str, dict[str, Any]] = {
     "": {},
@@ -76,12 +71,3 @@ def paper_model(name: str) -> ModelConfig:
         return ModelConfig(mixers=_twelve("lact"), mlp_dim=2048)
     backbone, memory, *_ = [*name.split("__"), ""]
     return ModelConfig(mixers=BACKBONES[backbone], gdn=_GDN, **MEMORIES[memory])
-
-
-def appendix_model(name: str) -> ModelConfig | None:
-    """`paper_model` with the hidden width of Appendix C; None for rows without FwMLP."""
-    if not name.endswith("__fwmlp2_6_10"):
-        return None
-    model = paper_model(name)
-    wide = replace(model.fast_weight, rule=FwMLP(hidden_dim=APPENDIX_HIDDEN))
-    return replace(model, fast_weight=wide)

@@ -33,16 +33,4 @@ __all__ = [
     "register_rule",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "fwpkm_jax.core.slots.options.retention": ("Retention",),
-        "fwpkm_jax.rules.base": ("AbstractChunkRule", "AbstractRule"),
-        "fwpkm_jax.rules.fwmlp": ("FwMLP", "FwMLPMemory"),
-        "fwpkm_jax.rules.fwpkm": ("FwPKM", "FwPKMMemory"),
-        "fwpkm_jax.rules.lact": ("LaCTRule",),
-        "fwpkm_jax.rules.matrix": ("MATRIX_RULES", "AbstractMatrixRule"),
-        "fwpkm_jax.rules.registry": ("DEFAULT_RULE", "RULES", "make_rule", "register_rule"),
-        "fwpkm_jax.rules.titans": ("TitansMemory", "TitansRule"),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -128,7 +128,13 @@ class AbstractRule(abc.ABC):
           ValueError: an array has the wrong rank, width, length or dtype.
         """
         # The public door: what follows takes these arrays as right.
-        check_signals(self, query, value, gate, mask)
+        check_arrays(
+            query=(query, "float batch length heads key"),
+            value=(value, "float batch length value"),
+            gate=(gate, "float batch length"),
+            mask=(mask, "mask batch length"),
+            sizes={"heads": self.num_heads, "key": self.key_dim, "value": self.value_dim},
+        )
         gate = jnp.ones(value.shape[:2], value.dtype) if gate is None else gate
         weights = pairing(gate, mask, chunk_size=chunk_size, lookahead=self.lookahead)
         sequence: Any = self.chunk(query, self.targets(value), weights)
@@ -303,17 +309,6 @@ def check_query(rule: Any, query: jax.Array) -> None:
     """Raises a ValueError unless the queries are `[tokens, heads, key]` as the rule reads them."""
     sizes = {"heads": rule.num_heads, "key": rule.key_dim}
     check_arrays(query=(query, "float tokens heads key"), sizes=sizes)
-
-
-def check_signals(rule: Any, query: Any, value: Any, gate: Any, mask: Any) -> None:
-    """Raises a ValueError unless these are what `sequence` makes chunks of."""
-    check_arrays(
-        query=(query, "float batch length heads key"),
-        value=(value, "float batch length value"),
-        gate=(gate, "float batch length"),
-        mask=(mask, "mask batch length"),
-        sizes={"heads": rule.num_heads, "key": rule.key_dim, "value": rule.value_dim},
-    )
 
 
 def check_run(rule: Any, memory: Memory, sequence: AnyChunk) -> None:

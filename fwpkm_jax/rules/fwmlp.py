@@ -116,6 +116,7 @@ class FwMLP(AbstractChunkRule):
     def read(self, memory: FwMLPMemory, query: Queries) -> tuple[TokenValues, None]:
         check_memory(self, memory)
         check_query(self, query)
+        # A dense memory has one head: its network reads whole keys.
         x = query[:, 0].astype(memory.up_kernel.dtype)
         # Full precision on every device, also for gradients: a write is small compared with the
         # weights.
@@ -138,6 +139,7 @@ class FwMLP(AbstractChunkRule):
     def write_blocks(self, memory: FwMLPMemory, blocks: ChunkBlocks) -> FwMLPMemory:
         dtype = memory.up_kernel.dtype
         zero = jnp.zeros((), dtype)
+        # Twice over the blocks: each part of the gradient is divided by the tokens of all.
         num_written = blocks.fold(
             lambda number, total: total + _num_written(cast(blocks.block(number), dtype)), zero
         )
@@ -156,6 +158,8 @@ class FwMLP(AbstractChunkRule):
 
         def loss(memory: FwMLPMemory) -> tuple[Float[Array, ""], TokenValues]:
             output, _ = self.read(memory, chunk.query)
+            # A mean over the tokens that write, so that a chunk of any length takes a step of one
+            # size.
             size = jnp.square if self.loss == "squared" else jnp.abs
             errors = chunk.write_weight * jnp.mean(size(output - chunk.target), axis=-1)
             return jnp.sum(errors) / jnp.maximum(num_written, 1.0), output

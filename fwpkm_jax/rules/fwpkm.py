@@ -35,7 +35,7 @@ from fwpkm_jax.core.slots.keys.addressing import (
     SubKeyChoice,
     slot_weights,
 )
-from fwpkm_jax.core.slots.keys.scan import Find
+from fwpkm_jax.core.slots.keys.scan import Find, KeyLoops
 from fwpkm_jax.core.slots.options.blocks import ChunkBlocks, write_in_blocks
 from fwpkm_jax.core.slots.options.devices import MemoryAxes, write_split_values
 from fwpkm_jax.core.slots.options.overlay import (
@@ -53,7 +53,7 @@ from fwpkm_jax.core.slots.options.retention import (
     retentive_step,
     scale_chunks,
 )
-from fwpkm_jax.core.slots.two_phase import find_slots, move_keys, write_values
+from fwpkm_jax.core.slots.two_phase import move_keys, write_values
 from fwpkm_jax.core.slots.values.exchange import RowOps
 from fwpkm_jax.core.slots.values.table import slot_read, update_norm, value_step
 from fwpkm_jax.core.slots.write import (
@@ -68,9 +68,9 @@ from fwpkm_jax.literals import check_above_0, check_least, check_literals
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 from pallas_kernels import slot_read as read_kernels
 from pallas_kernels.dispatch import Backend
-from pallas_kernels.key_scan import key_loops
+from pallas_kernels.key_scan import KEY_SCAN, key_loops
 from pallas_kernels.product_top_k import choose_sub_keys, pair_sub_keys
-from pallas_kernels.row_ops import row_ops
+from pallas_kernels.row_ops import VALUE_SCAN, row_ops
 
 KeyLoss = Literal["addressing", "reconstruction", "both"]
 
@@ -188,6 +188,7 @@ class FwPKM(AbstractChunkRule):
 
     @functools.cached_property
     def memory_shapes(self) -> FwPKMMemory:
+        # Declared, not traced from `init`: memories are compared with them in every call.
         shapes = (
             (self.num_heads, 2, self.num_subkeys, self.key_dim // 2),
             (self.num_slots, self.value_dim),
@@ -228,12 +229,14 @@ class FwPKM(AbstractChunkRule):
     @property
     def two_phase(self) -> bool:
         """Whether keys move without reading the values, and a write only adds to touched rows."""
+        # Reconstruction reads values to move keys; clipping and decay go over the whole table.
         return self.key_loss == "addressing" and self.write_clip is None and not self.weight_decay
 
     def run(self, memory: FwPKMMemory, sequence: SlotChunk, *, chunk_size: int) -> RunOutput:
         """`run_groups` of one memory; a scan of `step` where the write is not `two_phase`."""
         if not self.two_phase:
             return super().run(memory, sequence, chunk_size=chunk_size)
+        _check_chunk(sequence)
         check_run(self, memory, sequence)
         # A group of one, which `map_groups` runs without vmap.
         one = map_unshared(lambda x: x[None], (memory, sequence))
@@ -241,10 +244,13 @@ class FwPKM(AbstractChunkRule):
 
     @property
     def supports_sharding(self) -> bool:
+        # Each device writes its part of the table once for each chunk, without a word to the
+        # others.
         return self.two_phase and self.retention is None and self.inner_steps == 1
 
     @property
     def keeps_bfloat16_queries(self) -> bool:
+        # Retention joins new tokens with stored ones, which have the dtype of the memory.
         return self.two_phase and self.retention is None
 
     def memory_specs(
@@ -274,29 +280,29 @@ class FwPKM(AbstractChunkRule):
         check_chunk_size(sequence, chunk_size)
         _, batch, length = sequence.counted.shape
         # From here on all arrays are `[groups, chunks, tokens, ...]`, until `from_chunks`.
-        chunks = cast(to_chunks(sequence, chunk_size), memory.values.dtype)
-        if self.keeps_bfloat16_queries and sequence.query.dtype == jnp.bfloat16:
-            chunks = chunks._replace(query=to_chunks(sequence.query, chunk_size))
+        chunks = jax.tree.map(lambda x: to_chunks(x, chunk_size), sequence)
+        narrow = chunks.query.dtype == jnp.bfloat16 and self.keeps_bfloat16_queries
+        query_dtype = jnp.bfloat16 if narrow else memory.values.dtype
+        query = chunks.query.astype(query_dtype)
+        chunks = cast(chunks, memory.values.dtype)._replace(query=query)
         joined = None
         if self.retention is not None and (stored := _history(self, memory).replayed) is not None:
             joined = join_stored(stored, chunks)
             chunks = joined.tokens
 
         # First phase: the keys move, and all slots are found.
-        loops_of = functools.partial(
-            key_loops, top_k=self.top_k, key_write=_key_write(self), backend=self.backend
-        )
+        token_axes = () if axes is None else axes.tokens
         move = functools.partial(
             move_keys,
-            find=_find(self),
+            find=_find(self, self.backend),
             key_write=_key_write(self),
-            # Under `vmap`, kernels would move one memory after the other.
-            loops_of=loops_of if len(memory.keys) == 1 else None,
-            token_axes=() if axes is None else axes.tokens,
+            loops=_key_loops(self, memory.keys, chunks.query, token_axes),
+            token_axes=token_axes,
         )
         # One memory's keys never depend on values, so its scan over the chunks runs ahead of them.
         keys, choice, loss = map_groups(move, memory.keys, chunks.query, chunks.addressed)
-        access = find_slots(choice, pair=lambda choice: _slots_of(self, choice)[1])
+        # Pairs of sub-keys move no keys, so all chunks of all memories are paired at once.
+        _, access = _slots_of(self, choice, self.backend)
 
         # Second phase: the values are read and written.
         how: dict[str, Any] = {"error_weights": chunks.error_weight, "counted": chunks.counted}
@@ -317,7 +323,7 @@ class FwPKM(AbstractChunkRule):
         read = (out.output, access)
         if joined is not None:  # Only the sequence's own tokens have been read for the caller.
             read = jax.tree.map(lambda x: x[:, :, joined.size :], read)
-        output, access = from_chunks(read, batch, length)
+        output, access = jax.tree.map(lambda x: from_chunks(x, batch, length), read)
         info = jax.lax.stop_gradient(FwPKMInfo(loss, out.update_norm))
         return RunOutput(FwPKMMemory(keys, out.values, history), output, access, info)
 
@@ -349,6 +355,7 @@ class FwPKM(AbstractChunkRule):
 
     def write_blocks(self, memory: FwPKMMemory, blocks: ChunkBlocks) -> FwPKMMemory:
         if not self.supports_sharding:
+            # Other writes need the whole chunk at once, so it is formed.
             return super().write_blocks(memory, blocks)
         block, dtype = blocks.block, memory.values.dtype
         keys, values = write_in_blocks(
@@ -364,6 +371,7 @@ class FwPKM(AbstractChunkRule):
         return FwPKMMemory(keys, values)
 
     def step(self, memory: FwPKMMemory, chunk: SlotChunk) -> StepOutput:
+        _check_chunk(chunk)
         table = _whole_table(memory)
         chunk = cast(chunk, table.dtype)
         address, access = _select(self, memory.keys, chunk.query, "reference")
@@ -379,6 +387,15 @@ class FwPKM(AbstractChunkRule):
         loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
         info = FwPKMInfo(addressing_loss=loss, update_norm=jnp.linalg.norm(jnp.stack(norms)))
         return StepOutput(after._replace(keys=keys), output, access, jax.lax.stop_gradient(info))
+
+
+def _check_chunk(chunk: Any) -> None:
+    """Refuses what says less of each token than a `SlotChunk`."""
+    if not hasattr(chunk, "error_weight"):
+        raise ValueError(
+            f"{type(chunk).__name__} has no field addressed, each token's weight in the addressing "
+            "loss; make what FwPKM reads and writes by its `chunk` or `sequence`."
+        )
 
 
 def _retained(
@@ -467,6 +484,7 @@ def _value_write(rule: FwPKM) -> ValueWrite:
 def _key_write(rule: FwPKM) -> KeyWrite:
     return KeyWrite(
         learning_rate=rule.learning_rate,
+        # The reconstruction error moves the keys by `jax.grad`, see `key_gradient`.
         loss_weight=0.0 if rule.key_loss == "reconstruction" else rule.addressing_weight,
         score=rule.score,
         clip=rule.write_clip,
@@ -482,14 +500,28 @@ def _read(rule: FwPKM, values: AnyTable, slot_ids: SlotIds, weights: SlotWeights
 def _row_ops(rule: FwPKM, values: AnyTable) -> RowOps:
     """What reads and adds the rows that are written: of the table, or an overlay's own."""
     rows = values.rows if isinstance(values, OverlayTable) else values
-    return row_ops(rows, write=_value_write(rule), backend=rule.backend)
+    chosen = VALUE_SCAN.choose(rule.backend, rows, _value_write(rule))
+    return RowOps() if chosen == "reference" else row_ops(chosen)
 
 
-def _find(rule: FwPKM, backend: Backend | None = None) -> Find:
+def _key_loops(
+    rule: FwPKM, keys: jax.Array, queries: jax.Array, token_axes: tuple[str, ...]
+) -> KeyLoops:
+    """What goes over the chunks of the keys, given those of all memories and their queries."""
+    # Under `vmap`, kernels would move one memory after the other.
+    if len(keys) > 1 or token_axes:
+        return KeyLoops()
+    # Such a loop takes few sizes: backend="pallas" insists on kernels for the choice alone.
+    request = "auto" if rule.backend == "pallas" else rule.backend
+    arrays = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in (keys, queries))
+    chosen = KEY_SCAN.choose(request, *arrays, rule.top_k, _key_write(rule))
+    return KeyLoops() if chosen == "reference" else key_loops(chosen, rule.top_k)
+
+
+@functools.cache
+def _find(rule: FwPKM, backend: Backend) -> Find:
     """From queries and keys to the best sub-keys of each query."""
-    return functools.partial(
-        choose_sub_keys, top_k=rule.top_k, score=rule.score, backend=backend or rule.backend
-    )
+    return functools.partial(choose_sub_keys, top_k=rule.top_k, score=rule.score, backend=backend)
 
 
 def _select(
@@ -499,16 +531,13 @@ def _select(
     return _slots_of(rule, _find(rule, backend)(query.astype(keys.dtype), keys), backend)
 
 
-def _slots_of(
-    rule: FwPKM, choice: SubKeyChoice, backend: Backend | None = None
-) -> tuple[Address, SlotAccess]:
-    """Where queries with these best sub-keys read, and with which weights."""
-    slot_ids, scores = pair_sub_keys(
-        choice, num_subkeys=rule.num_subkeys, backend=backend or rule.backend
-    )
+def _slots_of(rule: FwPKM, choice: SubKeyChoice, backend: Backend) -> tuple[Address, SlotAccess]:
+    """Where queries with these best sub-keys read, `[..., places]`, and with which weights."""
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[-3:]), choice)
+    slot_ids, scores = pair_sub_keys(flat, num_subkeys=rule.num_subkeys, backend=backend)
     weights = slot_weights(scores, nonlinearity=rule.nonlinearity, temperature=rule.temperature)
-    tokens = slot_ids.shape[0]
-    access = SlotAccess(slot_ids.reshape(tokens, -1), weights.reshape(tokens, -1))
+    tokens = choice.sub_key_ids.shape[:-3]
+    access = SlotAccess(slot_ids.reshape(*tokens, -1), weights.reshape(*tokens, -1))
     return Address(slot_ids, scores, *choice), access
 
 
@@ -527,6 +556,7 @@ def _reconstruction_loss(
 ) -> Float[Array, ""]:
     """Half the mean squared error over pairs and features, as a function of the keys."""
     _, access = _select(rule, keys, chunk.query, "reference")
+    # In plain JAX, so that `jax.grad` reaches the keys through the scores of the chosen slots.
     output = slot_read(_whole_table(memory), *access)
     losses = chunk.write_weight * jnp.mean((output - chunk.target) ** 2, axis=-1)
     return 0.5 * jnp.sum(losses) / jnp.maximum(jnp.sum(chunk.paired), 1.0)

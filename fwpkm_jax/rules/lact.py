@@ -118,6 +118,7 @@ class LaCTRule(AbstractGradientRule):
 
     def start(self, weights: SwiGLUWeights) -> LaCTMemory:
         """The memory of a sequence that begins with these weights."""
+        # The norms of the start stay with the memory: every write returns its rows to them.
         norms = (_row_norms(weights.gate), _row_norms(weights.down), _row_norms(weights.up))
         return LaCTMemory(weights, weights, jax.tree.map(jnp.zeros_like, weights), norms)
 
@@ -138,6 +139,7 @@ class LaCTRule(AbstractGradientRule):
             memory.momentum,
         )
         step = jax.tree.map(_orthogonalize, change) if self.muon else change
+        # The norms are set on what is read; with `pre_norm` the sum itself grows freely.
         total = jax.tree.map(jnp.add, memory.accumulated, step)
         weights = SwiGLUWeights(*map(_with_row_norms, total, memory.row_norms))
         after = LaCTMemory(weights, total if self.pre_norm else weights, change, memory.row_norms)
@@ -156,12 +158,14 @@ class LaCTRule(AbstractGradientRule):
         rates = chunk.rates
         if rates is None:
             rates = jnp.full((keys.shape[0], 3), self.learning_rate, keys.dtype)
+        # A token that must not write has a rate of 0.
         rates = rates * chunk.write_weight[:, None]
         gate_rate, down_rate, up_rate = (rates[:, i : i + 1] for i in range(3))
         before, upper = keys @ gate.T, keys @ up.T
         slope = jax.nn.sigmoid(before)
         silu = before * slope
         slope = slope * (1 + before - silu)  # The derivative of SiLU.
+        # The loss is an inner product, so the values themselves are what flows back.
         back = chunk.target @ down
         return SwiGLUWeights(
             gate=(gate_rate * back * upper * slope).T @ keys,

@@ -1,10 +1,9 @@
 """The registry of all rules by name, those of other packages included."""
 
-import importlib
-from collections import UserDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fwpkm_jax.lazy_imports import LazyRegistry
 from fwpkm_jax.literals import nearest
 
 DEFAULT_RULE = "fwpkm"
@@ -39,18 +38,7 @@ _OURS = {
 }
 
 
-class _Rules(UserDict[str, Any]):
-    """Rules by name; one that stands as `module:Class` is imported when it is asked for."""
-
-    def __getitem__(self, name: str) -> Any:
-        rule = self.data[name]
-        if isinstance(rule, str):
-            module, cls = rule.split(":")
-            self.data[name] = rule = getattr(importlib.import_module(module), cls)
-        return rule
-
-
-RULES = _Rules(_OURS)
+RULES = LazyRegistry(_OURS)
 """Registered rules by name, in the order of registration: classes, or instances."""
 
 

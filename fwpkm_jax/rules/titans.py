@@ -218,6 +218,7 @@ class TitansRule(AbstractGradientRule):
             after = scale_steps(memory.weights, after, 1.0 / jnp.maximum(taken, 1.0))
         output = self.read(after, chunk.query[:, 0])
         last = jax.tree.map(lambda x: x[-1], after)
+        # Tokens behind the last complete write have no loss.
         real = chunk.counted[: losses.size]
         loss = jnp.sum(real * losses.ravel()) / jnp.maximum(jnp.sum(real), 1.0)
         info = TitansInfo(jax.lax.stop_gradient(loss))
@@ -249,6 +250,7 @@ class TitansRule(AbstractGradientRule):
         if not writes.rate.shape[0]:
             unwritten = jax.tree.map(lambda x: x[None], memory.weights)
             return unwritten, memory.momentum, jnp.zeros_like(writes.rate)
+        # All gradients are those at the weights before the chunk, so they are computed at once.
         gradients, losses = jax.vmap(jax.grad(self._loss, has_aux=True), in_axes=(None, 0, 0, 0))(
             base, writes.key, writes.value, writes.rate
         )
@@ -266,8 +268,10 @@ class TitansRule(AbstractGradientRule):
             gradients = jax.tree.unflatten(structure, leaves)
         skipped = writes.real == 0
 
+        # A skipped write takes no step, keeps the momentum and forgets nothing.
         taken = jnp.where(skipped, 0.0, 1.0)
         steps = jax.tree.map(jnp.negative, gradients)
+        # Each order smooths the one before it; the first smooths the steps themselves.
         surprises, momentum = [], []
         for order in range(self.momentum_order):
             kept = jnp.where(skipped, 1.0, writes.momentum[:, order])
@@ -277,6 +281,7 @@ class TitansRule(AbstractGradientRule):
             surprises.append(steps)
             momentum.append(jax.tree.map(lambda x: x[-1], steps))
         if writes.combine is not None:
+            # A learned mix of all orders, in place of the last one alone.
             shares = writes.combine.T
             steps = jax.tree.map(
                 lambda *orders: sum(_times(s, x) for s, x in zip(shares, orders, strict=True)),
@@ -307,6 +312,7 @@ class TitansRule(AbstractGradientRule):
     def _writes(self, chunk: GradientChunk) -> TitansWrites:
         """The complete writes of a chunk."""
         size = self.write_size
+        # Tokens behind the last complete write are only read.
         number = chunk.target.shape[0] // size
         first = jax.tree.map(lambda x: x[: number * size], chunk)
 
@@ -314,9 +320,11 @@ class TitansRule(AbstractGradientRule):
             return x.reshape(number, size, *x.shape[1:])
 
         rate = self.learning_rate if first.rates is None else first.rates[:, 0]
+        # A token that must not write has a rate of 0.
         rate = rate * first.write_weight
         momentum = jnp.full((number, self.momentum_order), self.momentum, rate.dtype)
         if first.momentum is not None:
+            # One momentum for a write: the mean over its tokens.
             kept = jnp.mean(split(first.momentum), axis=1)
             momentum = jnp.broadcast_to(kept[:, None], momentum.shape)
         return TitansWrites(

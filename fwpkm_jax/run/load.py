@@ -65,7 +65,7 @@ def text_tokenizer(run: Run) -> Tokenizer:
     if data.text is None:
         raise ValueError(
             f"The run was trained on {type(data).__name__}, whose tokens are no text; choose a run "
-            "on text."
+            "on text, such as that of `fwpkm train books_tiny`."
         )
     return load_tokenizer(data.text.tokenizer)
 

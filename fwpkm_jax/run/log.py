@@ -16,7 +16,6 @@ from fwpkm_jax.io.atomic import remove_unfinished, write_json
 from fwpkm_jax.io.untrusted import read_json
 from fwpkm_jax.storage.addresses import scheme_of
 from fwpkm_jax.storage.lock import Lock
-from fwpkm_jax.training.config import WITHOUT_EFFECT
 from fwpkm_jax.training.runs.metrics import (
     MetricsWriter,
     Sink,
@@ -33,6 +32,7 @@ from fwpkm_jax.training.runs.run_directory import (
     record_session,
     refuse_changes,
 )
+from fwpkm_jax.training.training_config import WITHOUT_EFFECT
 
 
 class RunLog:

@@ -21,7 +21,6 @@ from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
 from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
 from fwpkm_jax.training.fit import Hooks, Report, fit
 from fwpkm_jax.training.micro_batches import Batch
-from fwpkm_jax.training.optimizer import MOMENTS
 from fwpkm_jax.training.runs.processes import from_first, is_first, together
 from fwpkm_jax.training.runs.profiler import Profiler
 from fwpkm_jax.training.runs.progress import Speedometer
@@ -101,13 +100,8 @@ class Session:
             log.begin(start)
         if self._validate is not None and self._about:
             log.say(self._about)
-        optimizer = self._setup.experiment.optimizer
-        if said := describe_trained(
-            self._setup.shapes.params,
-            optimizer.train,
-            optimizer.precision,
-            moments=MOMENTS[optimizer.name],
-        ):
+        train = self._setup.experiment.optimizer.train
+        if said := describe_trained(self._setup.shapes.params, train):
             log.say(said)
         if start < steps:
             ended = self._train(state, start)

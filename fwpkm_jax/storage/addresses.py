@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from fwpkm_jax.io.untrusted import OutsideFileError, shown, without_login
+from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, shown, without_login
 
 TRIES = 5
 """How often a store is asked before what it raises counts."""
@@ -135,8 +135,8 @@ def _is_lasting(error: Exception) -> bool:
     )
 
 
-def read_object(address: str, *, most: int) -> bytes:
-    """The content of one object.
+def read_small(place: str | Path, *, most: int) -> bytes:
+    """The content of a file of this machine, or of one object.
 
     Raises:
       FileNotFoundError: there is none.
@@ -144,6 +144,9 @@ def read_object(address: str, *, most: int) -> bytes:
       StoreError: the store cannot be asked.
       ValueError: see `open_store`.
     """
+    if scheme_of(place) is None:
+        return read_bytes(place, most=most)
+    address = address_of(place)
     store, path = open_store(address)
     size = ask(address, lambda: int(store.info(path)["size"]))
     if size > most:

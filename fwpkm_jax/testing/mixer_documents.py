@@ -7,6 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from fwpkm_jax.testing.documents import (
+    Documents,
+    apart,
+    places_apart,
+    random_documents,
+    starts_of,
+    together,
+)
 from fwpkm_jax.testing.mixer_case import BATCH, LENGTH, MixerCase
 from fwpkm_jax.testing.properties import cast_floats, distance, require, require_near
 
@@ -61,37 +69,31 @@ def _compare_documents(
 
         return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
 
-    def alone(x: np.ndarray, ends: list[list[int]], real: np.ndarray, dtype: Any = dtype) -> Any:
+    def alone(x: np.ndarray, rows: Documents, real: np.ndarray, dtype: Any = dtype) -> Any:
         """Outputs and gradients with one document per row, moved back; zeros at padding."""
-        rows, place = _separate_rows(ends, real)
-        used = (rows >= 0)[..., None]
-        apart = [
-            jnp.asarray(np.where(used, np.asarray(a).reshape(-1, a.shape[-1])[rows], 0), dtype)
-            for a in (x, cotangents)
-        ]
-        mask = jnp.asarray(used[..., 0], dtype)
-        (d_params, d_x), output = gradients(cast_floats(params, dtype), *apart, mask=mask)
-        back = [
-            np.asarray(a).reshape(-1, a.shape[-1])[place].reshape(x.shape) for a in (output, d_x)
-        ]
-        return *(np.where(real[..., None], a, 0) for a in back), d_params
+        places = places_apart(rows, LENGTH, most=_DOCUMENTS, real=real)
+        inputs = [jnp.asarray(apart(a, places), dtype) for a in (x, cotangents)]
+        mask = jnp.asarray(places >= 0, dtype)
+        (d_params, d_x), output = gradients(cast_floats(params, dtype), *inputs, mask=mask)
+        return *(together(a, places, BATCH) for a in (output, d_x)), d_params
 
-    def tolerances(x: np.ndarray, ends: list[list[int]], real: np.ndarray, found: Any) -> list:
+    def tolerances(x: np.ndarray, rows: Documents, real: np.ndarray, found: Any) -> list:
         """Of outputs and gradients: in single precision, never below what rounding takes."""
         if dtype == np.float64:
             return [tolerance] * len(found)
-        exact = alone(x, ends, real, np.float64)
+        exact = alone(x, rows, real, np.float64)
         return [max(tolerance, 4 * distance(*pair)) for pair in zip(found, exact, strict=True)]
 
     for trial in range(_TRIALS):
         x = np.asarray(case.sample(seed=trial, dtype=dtype))
-        ends = [_random_ends(rng, trial) for _ in range(BATCH)]
-        starts = np.stack([_starts_of(row) for row in ends])
-        where = f"of documents that end at {ends}"
+        number = (1, 2, _DOCUMENTS)[trial % 3]
+        rows = [random_documents(rng, LENGTH, number=number) for _ in range(BATCH)]
+        starts = starts_of(rows, LENGTH)
+        where = f"of documents {rows}"
         (d_params, d_x), packed = gradients(params, jnp.asarray(x), cotangents, starts=starts)
         everything = np.ones(starts.shape, bool)
-        expected = alone(x, ends, everything)
-        allowed = tolerances(x, ends, everything, expected)
+        expected = alone(x, rows, everything)
+        allowed = tolerances(x, rows, everything, expected)
         names = ("output", "gradient", "gradients")
         for index, found in enumerate((packed, d_x, d_params)):
             what = f"{names[index]} {where}"
@@ -104,8 +106,8 @@ def _compare_documents(
             tokens = np.where(real[..., None], x, dtype(1e3))[:, at]
             output, cache = piece(tokens, real[:, at], starts[:, at], cache)
             if first == 0:
-                expected = alone(x, ends, real)
-                allowed = tolerances(x, ends, real, expected)
+                expected = alone(x, rows, real)
+                allowed = tolerances(x, rows, real, expected)
             what = f"stream {where}"
             require_near(output, expected[0][:, at], what=what, tolerance=allowed[0])
 
@@ -118,31 +120,3 @@ def _require_documents_refused(case: MixerCase) -> None:
         require(name in str(error), f"the refusal of documents does not name {name}: {error}")
         return
     raise AssertionError("documents are neither taken nor refused")
-
-
-def _random_ends(rng: np.random.Generator, trial: int) -> list[int]:
-    """Ends of at most `_DOCUMENTS` documents that fill a row; some have one token."""
-    number = (1, 2, _DOCUMENTS)[trial % 3]
-    inner = rng.choice(np.arange(1, LENGTH), size=number - 1, replace=False)
-    if number > 2:
-        inner[1] = inner[0] + 1 if inner[0] + 1 < LENGTH else inner[0] - 1
-    return sorted({*map(int, inner), LENGTH})
-
-
-def _starts_of(ends: list[int]) -> np.ndarray:
-    starts = np.zeros(LENGTH, bool)
-    starts[[0, *ends[:-1]]] = True
-    return starts
-
-
-def _separate_rows(ends: list[list[int]], real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Flat indices of real tokens, one row per document, then -1; each token's place in them."""
-    rows = np.full((BATCH * _DOCUMENTS, LENGTH), -1)
-    place = np.zeros(BATCH * LENGTH, int)
-    for row, of_row in enumerate(ends):
-        for number, (first, end) in enumerate(zip([0, *of_row[:-1]], of_row, strict=True)):
-            tokens = first + np.flatnonzero(real[row, first:end])
-            own = row * _DOCUMENTS + number
-            rows[own, : len(tokens)] = row * LENGTH + tokens
-            place[row * LENGTH + tokens] = own * LENGTH + np.arange(len(tokens))
-    return rows, place

@@ -1,6 +1,6 @@
 """Runs the properties of a contract; compares pytrees with messages that name the leaf."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -15,10 +15,7 @@ Property = Callable[[Any], None]
 
 
 def run_properties(
-    subject: str,
-    case: Any,
-    known: Mapping[str, Property],
-    chosen: Iterable[str] | None,
+    subject: str, case: Any, known: Mapping[str, Property], chosen: Iterable[str] | None
 ) -> None:
     """Checks properties in double precision mode and reports all broken ones.
 
@@ -57,14 +54,21 @@ def require(condition: Any, message: str) -> None:
 
 def require_equal(actual: Any, expected: Any, what: str) -> None:
     """Raises AssertionError unless both pytrees hold equal numbers; NaN equals NaN."""
-    _compare(actual, expected, what, 0.0, 0.0)
+    require_close(actual, expected, what, rtol=0, atol=0)
 
 
 def require_close(
     actual: Any, expected: Any, what: str, *, rtol: float = 1e-10, atol: float = 1e-12
 ) -> None:
     """Raises AssertionError unless both pytrees hold the same numbers up to the tolerances."""
-    _compare(actual, expected, what, rtol, atol)
+    for name, ours, theirs in _pairs(actual, expected, what):
+        same = np.isclose(ours, theirs, rtol=rtol, atol=atol, equal_nan=True)
+        if not np.all(same):
+            where = tuple(int(i) for i in np.argwhere(~same)[0])
+            raise AssertionError(
+                f"{name} differs in {np.sum(~same)} of {same.size} numbers; the first, at {where}: "
+                f"{ours[where]!r} instead of {theirs[where]!r}"
+            )
 
 
 def require_near(actual: Any, expected: Any, *, what: str, tolerance: float) -> None:
@@ -77,17 +81,10 @@ def require_near(actual: Any, expected: Any, *, what: str, tolerance: float) -> 
     floats = [x for x in jax.tree.leaves(expected) if is_float(x)]
     single = any(x.dtype == jnp.float32 for x in floats)
     everything = float(np.sqrt(sum(np.sum(np.square(np.asarray(x, np.float64))) for x in floats)))
-    for (path, ours), theirs in zip(
-        jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
-    ):
-        name = f"{what}{_name(path)}"
-        require(
-            ours.shape == theirs.shape, f"{name} has the shape {ours.shape}, not {theirs.shape}"
-        )
+    for name, ours, theirs in _pairs(actual, expected, what):
         if not is_float(ours):
             require(np.array_equal(ours, theirs), f"{name} is {ours}, expected {theirs}")
             continue
-        ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
         norm = max(everything if single else float(np.linalg.norm(theirs)), _LEAST_NORM)
         apart = float(np.linalg.norm(ours - theirs)) / norm
         require(apart <= tolerance, f"{name} differs by {apart:.1e} of its norm, {norm:.1e}")
@@ -109,26 +106,14 @@ def require_finite(tree: Any, what: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if is_float(leaf):
             finite = np.isfinite(np.asarray(leaf, np.float64)).all()
-            require(finite, f"{what}{_name(path)} is not finite")
+            require(finite, f"{what}{jax.tree_util.keystr(path)} is not finite")
 
 
 def require_same_types(actual: Any, expected: Any, what: str) -> None:
     """Raises AssertionError unless both pytrees have the same structure, shapes and dtypes."""
-
-    def types(tree: Any) -> Any:
-        return jax.tree.map(lambda x: (tuple(x.shape), jnp.dtype(x.dtype).name), tree)
-
-    require(
-        jax.tree.structure(actual) == jax.tree.structure(expected),
-        f"{what} has the structure {jax.tree.structure(actual)}, expected "
-        f"{jax.tree.structure(expected)}",
-    )
-    for (path, ours), theirs in zip(
-        jax.tree_util.tree_leaves_with_path(types(actual), is_leaf=_is_type),
-        jax.tree.leaves(types(expected), is_leaf=_is_type),
-        strict=True,
-    ):
-        require(ours == theirs, f"{what}{_name(path)} is {ours}, expected {theirs}")
+    for path, ours, theirs in _leaves(actual, expected, what):
+        types = [(tuple(x.shape), jnp.dtype(x.dtype).name) for x in (ours, theirs)]
+        require(types[0] == types[1], f"{path} is {types[0]}, expected {types[1]}")
 
 
 def is_float(leaf: Any) -> bool:
@@ -141,41 +126,25 @@ def cast_floats(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(x, dtype) if is_float(x) else jnp.asarray(x), tree)
 
 
-def _compare(actual: Any, expected: Any, what: str, rtol: float, atol: float) -> None:
-    structure = jax.tree.structure(expected)
+def _leaves(actual: Any, expected: Any, what: str) -> Iterator[tuple[str, Any, Any]]:
+    """The leaves of both trees with their names; raises AssertionError if structures differ."""
+    structures = jax.tree.structure(actual), jax.tree.structure(expected)
     require(
-        jax.tree.structure(actual) == structure,
-        f"{what} has the structure {jax.tree.structure(actual)}, expected {structure}",
+        structures[0] == structures[1],
+        f"{what} has the structure {structures[0]}, expected {structures[1]}",
     )
-    for (path, ours), theirs in zip(
-        jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
-    ):
+    leaves = jax.tree_util.tree_leaves_with_path(actual)
+    for (path, ours), theirs in zip(leaves, jax.tree.leaves(expected), strict=True):
+        yield f"{what}{jax.tree_util.keystr(path)}", ours, theirs
+
+
+def _pairs(actual: Any, expected: Any, what: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """The same as NumPy arrays of one shape, floating-point numbers in float64."""
+    for name, ours, theirs in _leaves(actual, expected, what):
         if ours.dtype == jax.dtypes.float0:
             continue
-        name = f"{what}{_name(path)}"
         require(
             ours.shape == theirs.shape, f"{name} has the shape {ours.shape}, not {theirs.shape}"
         )
-        if is_float(ours):
-            ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-        else:
-            ours, theirs = np.asarray(ours), np.asarray(theirs)
-        same = (
-            np.isclose(ours, theirs, rtol=rtol, atol=atol, equal_nan=True)
-            if rtol or atol
-            else (ours == theirs) | ((ours != ours) & (theirs != theirs))
-        )
-        if not np.all(same):
-            where = tuple(int(i) for i in np.argwhere(~same)[0])
-            raise AssertionError(
-                f"{name} differs in {np.sum(~same)} of {same.size} numbers; the first, at {where}: "
-                f"{ours[where]!r} instead of {theirs[where]!r}"
-            )
-
-
-def _is_type(x: Any) -> bool:
-    return isinstance(x, tuple) and len(x) == 2 and isinstance(x[1], str)
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path)
+        dtype = np.float64 if is_float(ours) else None
+        yield name, np.asarray(ours, dtype), np.asarray(theirs, dtype)

@@ -20,11 +20,6 @@ CHUNK, LENGTH, BATCH, GROUPS = 4, 10, 2, 3
 MakeSequence = Callable[..., Any]
 
 
-def default_sequence(rule: AbstractRule, query: jax.Array, value: jax.Array, **options: Any) -> Any:
-    """The input of `rule.run`, made by the rule's own `sequence`."""
-    return rule.sequence(query, value, **options)
-
-
 def sample_signals(
     rule: AbstractRule,
     *,
@@ -78,7 +73,7 @@ class RuleCase:
 
     def __init__(self, rule: AbstractRule, make_sequence: MakeSequence | None = None):
         self.rule = rule
-        make = make_sequence or default_sequence
+        make = make_sequence or type(rule).sequence
         self._make_sequence = jax.jit(
             lambda query, value, **options: make(rule, query, value, **options),
             static_argnames="chunk_size",
@@ -114,10 +109,6 @@ class RuleCase:
         """`memory`, copied for each group."""
         return jax.tree.map(lambda x: np.stack([x] * GROUPS), self.memory)
 
-    def by_steps(self, memory: Memory, sequence: Any) -> Pass:
-        """A pass with one memory as the contract defines it: a scan of the rule's `step`."""
-        return self._by_steps(memory, sequence)
-
     def by_groups(self, sequence: Any) -> Pass:
         """`rule.run_groups` from `memories`, compiled once."""
         return self._by_groups(self.memories, sequence)
@@ -133,7 +124,9 @@ class RuleCase:
         return self.by_groups(self.groups(masked=True))
 
     @functools.cached_property
-    def _by_steps(self) -> Callable[..., Pass]:
+    def by_steps(self) -> Callable[..., Pass]:
+        """A pass with one memory as the contract defines it: a scan of the rule's `step`."""
+
         def scanned(memory: Memory, sequence: Any) -> RunOutput:
             return scan_chunks(self.rule.step, memory, sequence, chunk_size=CHUNK)
 

@@ -1,6 +1,5 @@
 """The contract of chunk rules on rows of several documents, whole and as streams."""
 
-import itertools
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -12,6 +11,14 @@ from fwpkm_jax.core.streams.pending import NewDocuments, Signals, init_pending
 from fwpkm_jax.core.targets import write_weights
 from fwpkm_jax.layers.memories.documents import run_documents
 from fwpkm_jax.rules.base import AbstractChunkRule
+from fwpkm_jax.testing.documents import (
+    Documents,
+    apart,
+    places_apart,
+    random_documents,
+    starts_of,
+    together,
+)
 from fwpkm_jax.testing.properties import Property, cast_floats, require, require_near
 from fwpkm_jax.testing.rule_case import CHUNK, RuleCase, sample_signals
 
@@ -57,33 +64,33 @@ def streamed_documents_equal_separate_streams(case: RuleCase) -> None:
     Pieces cut documents anywhere, so that a document may be longer than a piece.
     """
     rule = cast(AbstractChunkRule, case.rule)
-    initial = _stacked(case.memory)
 
     @jax.jit
-    def push(memory: Any, pending: Any, piece: Signals, starts: Any, count: Any) -> Any:
+    def push(memory: Any, pending: Any, piece: Signals, documents: Any, count: Any) -> Any:
         return streaming.push(
-            *(rule.read, rule.write, memory, pending, piece),
+            *(rule, memory, pending, piece),
             chunk_size=CHUNK,
-            lookahead=rule.lookahead,
-            targets=rule.targets,
-            make_chunk=rule.chunk,
             num_real=count,
-            documents=NewDocuments(starts, initial),
+            documents=documents,
         )
 
     def stream(signals: Signals, starts: np.ndarray, sizes: list[np.ndarray]) -> Any:
         """Outputs `[rows, length, value]`, memories and queues; pieces of different sizes."""
-        one = jax.tree.map(lambda x: jnp.asarray(x)[:, None], signals)
-        memory, done = jax.tree.map(lambda x: 0 * x, initial), np.zeros(_ROWS, int)
-        pending = init_pending(one, CHUNK + rule.lookahead)
-        output = np.zeros((_ROWS, _LENGTH, rule.value_dim))
+        number = len(starts)
+        initial = _stacked(case.memory, number)
+        pending = init_pending(
+            jax.tree.map(lambda x: jnp.asarray(x)[:, None], signals), CHUNK + rule.lookahead
+        )
+        memory, done = jax.tree.map(lambda x: 0 * x, initial), np.zeros(number, int)
+        output = np.zeros((number, _LENGTH, rule.value_dim))
         for size in sizes:
             at = np.minimum(done[:, None] + np.arange(_PIECE), _LENGTH - 1)
             real = np.arange(_PIECE) < size[:, None]
             piece = jax.tree.map(lambda x, at=at: _rows(x, at)[:, None], signals)
-            out = push(memory, pending, piece, _rows(starts, at) & real, size.astype(np.int32))
+            documents = NewDocuments(jnp.asarray(_rows(starts, at) & real), initial)
+            out = push(memory, pending, piece, documents, size.astype(np.int32))
             memory, pending = out.memory, out.pending
-            for row in range(_ROWS):
+            for row in range(number):
                 read = np.asarray(out.output)[row, 0, : size[row]]
                 output[row, done[row] : done[row] + size[row]] = read
             done += size
@@ -92,28 +99,18 @@ def streamed_documents_equal_separate_streams(case: RuleCase) -> None:
     rng = np.random.default_rng(6)
     for trial in range(_TRIALS):
         rows = [_random_documents(rng, trial, padding=False) for _ in range(_ROWS)]
-        signals = _signals(rule, trial, np.float64)
-        starts = _starts(rows)
-        found, *state = stream(signals, starts, _random_sizes(rng))
-        after: list[Any] = []
-        for number in range(_MOST):
-            # The documents of this number, each moved to the beginning of its row.
-            own = [row[min(number, len(row) - 1)] for row in rows]
-            at = np.stack([np.minimum(np.arange(_LENGTH) + first, _LENGTH - 1) for first, _ in own])
-            begun = np.zeros((_ROWS, _LENGTH), bool)
-            begun[:, 0] = True
-            length = np.array([end - first for first, end in own])
-            alone = jax.tree.map(lambda x, at=at: _rows(x, at), signals)
-            sizes = [np.clip(length - start, 0, _PIECE) for start in range(0, _LENGTH, _PIECE)]
-            expected, *after = stream(alone, begun, sizes)
-            for row, (first, end) in enumerate(own):
-                where = f"of documents {rows}, document {number} of row {row}"
-                require_near(
-                    *(found[row, first:end], expected[row, : end - first]),
-                    what=f"the output {where}",
-                    tolerance=_EXACT,
-                )
+        signals, places = _signals(rule, trial, np.float64), _apart_places(rows)
+        found, *state = stream(signals, starts_of(rows, _LENGTH), _random_sizes(rng))
+        lengths = np.sum(places >= 0, axis=1)
+        begun = np.zeros(places.shape, bool)
+        begun[:, 0] = lengths > 0
+        sizes = [np.clip(lengths - first, 0, _PIECE) for first in range(0, _LENGTH, _PIECE)]
+        separate = jax.tree.map(lambda x, at=places: apart(x, at), signals)
+        expected, *after = stream(separate, begun, sizes)
         where = f"of documents {rows}"
+        outputs = found, together(expected, places, _ROWS)
+        require_near(*outputs, what=f"the output {where}", tolerance=_EXACT)
+        after = _of_last(after, rows)
         require_near(state, after, what=f"memory and queue {where}", tolerance=_EXACT)
 
 
@@ -126,15 +123,17 @@ def _compare_rows(case: RuleCase, dtype: Any, tolerance: float) -> None:
     for trial in range(_TRIALS):
         rows = [_random_documents(rng, trial, padding=True) for _ in range(_ROWS)]
         signals = _signals(rule, trial, dtype)
-        mask = np.zeros((_ROWS, _LENGTH), dtype)
-        for row, documents in enumerate(rows):
-            for first, end in documents:
-                mask[row, first:end] = 1
+        places = _apart_places(rows)
+        mask = together((places >= 0).astype(dtype), places, _ROWS)
         c = rng.normal(size=(_ROWS, _LENGTH, rule.value_dim)).astype(dtype) * mask[..., None]
         c_memory = jax.tree.map(lambda x: rng.normal(size=(_ROWS, *x.shape)).astype(dtype), memory)
         arrays = signals._replace(mask=mask)
-        found = packed(_stacked(memory), arrays, _starts(rows, padding=True), c, c_memory)
-        found = _on_tokens(found, mask)
+        starts = starts_of(rows, _LENGTH, padding=True)
+        found = packed(_stacked(memory, _ROWS), arrays, starts, c, c_memory)
+        # What is read at padding does not matter.
+        shown = lambda x, at=places: together(apart(x, at), at, _ROWS)  # noqa: E731
+        gradients = jax.tree.map(shown, found.gradients)
+        found = found._replace(output=shown(found.output), gradients=gradients)
         expected = _apart(alone, memory, arrays, rows, c, c_memory)
         for ours, theirs, name in zip(
             found, expected, ("output", "memory", "gradient of the memory", "gradient"), strict=True
@@ -181,47 +180,39 @@ def _passes(rule: AbstractChunkRule) -> tuple[Any, Any]:
 
 def _apart(alone: Any, memory: Any, signals: Signals, rows: Any, c: Any, c_memory: Any) -> _Results:
     """The results of each document in a row of its own, moved back to its place."""
-    places = np.full((_ROWS * _MOST, _LENGTH), -1)
-    last = np.zeros(_ROWS, int)
-    for row, documents in enumerate(rows):
-        for number, (first, end) in enumerate(documents):
-            last[row] = row * _MOST + number
-            places[last[row], : end - first] = row * _LENGTH + np.arange(first, end)
-    used = places >= 0
-
-    def apart(x: Any) -> np.ndarray:
-        moved = np.asarray(x).reshape(_ROWS * _LENGTH, *x.shape[2:])[places]
-        return np.where(used.reshape(*used.shape, *[1] * (moved.ndim - 2)), moved, 0)
-
-    def back(x: Any) -> np.ndarray:
-        whole = np.zeros((_ROWS * _LENGTH, *x.shape[2:]), x.dtype)
-        whole[places[used]] = np.asarray(x)[used]
-        return whole.reshape(_ROWS, _LENGTH, *x.shape[2:])
+    places = _apart_places(rows)
 
     def of_last(x: Any) -> np.ndarray:
-        whole = np.zeros((_ROWS * _MOST, *x.shape[1:]), x.dtype)
-        whole[last] = x
+        whole = np.zeros((len(places), *x.shape[1:]), x.dtype)
+        whole[_last(rows)] = x
         return whole
 
-    separate = jax.tree.map(apart, signals)
-    repeated = jax.tree.map(lambda x: jnp.repeat(x[None], _ROWS * _MOST, axis=0), memory)
-    out = alone(repeated, separate, apart(c), jax.tree.map(of_last, c_memory))
-    by_row = lambda x: np.asarray(x).reshape(_ROWS, _MOST, *x.shape[1:]).sum(axis=1)  # noqa: E731
+    def by_row(x: Any) -> np.ndarray:
+        return np.asarray(x).reshape(_ROWS, _MOST, *x.shape[1:]).sum(axis=1)
+
+    separate = jax.tree.map(lambda x: apart(x, places), signals)
+    out = alone(
+        _stacked(memory, len(places)), separate, apart(c, places), jax.tree.map(of_last, c_memory)
+    )
     return _Results(
-        back(out.output),
-        jax.tree.map(lambda x: np.asarray(x)[last], out.memory),
+        together(out.output, places, _ROWS),
+        _of_last(out.memory, rows),
         jax.tree.map(by_row, out.memory_gradient),
-        jax.tree.map(back, out.gradients),
+        jax.tree.map(lambda x: together(x, places, _ROWS), out.gradients),
     )
 
 
-def _on_tokens(results: _Results, mask: np.ndarray) -> _Results:
-    def shown(x: Any) -> np.ndarray:
-        return np.where(mask.reshape(*mask.shape, *[1] * (x.ndim - 2)) != 0, np.asarray(x), 0)
+def _apart_places(rows: Documents) -> np.ndarray:
+    return places_apart(rows, _LENGTH, most=_MOST)
 
-    return results._replace(
-        output=shown(results.output), gradients=jax.tree.map(shown, results.gradients)
-    )
+
+def _last(rows: Documents) -> list[int]:
+    """Where each row's last document is among the separate ones."""
+    return [row * _MOST + len(documents) - 1 for row, documents in enumerate(rows)]
+
+
+def _of_last(tree: Any, rows: Documents) -> Any:
+    return jax.tree.map(lambda x: np.asarray(x)[_last(rows)], tree)
 
 
 def _random_documents(
@@ -229,12 +220,8 @@ def _random_documents(
 ) -> list[tuple[int, int]]:
     """First tokens and ends of a row's documents, in order; some have one token."""
     if trial == 0:  # The second document ends with a chunk of its own, the third begins there.
-        bounds = [0, 1, 1 + CHUNK, _LENGTH]
-    else:
-        number = (_MOST, _MOST, 2)[(trial - 1) % 3]
-        inner = rng.choice(np.arange(1, _LENGTH), size=number - 1, replace=False)
-        bounds = [0, *sorted(map(int, inner)), _LENGTH]
-    found = list(itertools.pairwise(bounds))
+        return [(0, 1), (1, 1 + CHUNK), (1 + CHUNK, _LENGTH)]
+    found = random_documents(rng, _LENGTH, number=(_MOST, _MOST, 2)[(trial - 1) % 3])
     return found[::2] if padding and trial % 2 else found  # Every second one becomes padding.
 
 
@@ -248,16 +235,6 @@ def _random_sizes(rng: np.random.Generator) -> list[np.ndarray]:
     return sizes
 
 
-def _starts(rows: list[list[tuple[int, int]]], *, padding: bool = False) -> np.ndarray:
-    """True at first tokens; with `padding` also behind each end, where padding may begin."""
-    starts = np.zeros((_ROWS, _LENGTH + 1), bool)
-    for row, documents in enumerate(rows):
-        for first, end in documents:
-            starts[row, first] = True
-            starts[row, end] |= padding
-    return starts[:, :_LENGTH]
-
-
 def _signals(rule: AbstractChunkRule, seed: int, dtype: Any) -> Signals:
     signals = sample_signals(rule, batch=_ROWS, length=_LENGTH, seed=seed)
     return jax.tree.map(lambda x: np.asarray(x, dtype), signals)
@@ -265,11 +242,11 @@ def _signals(rule: AbstractChunkRule, seed: int, dtype: Any) -> Signals:
 
 def _rows(x: Any, at: np.ndarray) -> np.ndarray:
     """Each row's tokens at these places."""
-    return np.stack([np.asarray(x)[row, at[row]] for row in range(_ROWS)])
+    return np.stack([np.asarray(x)[row, at[row]] for row in range(len(at))])
 
 
-def _stacked(memory: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.stack([x] * _ROWS), memory)
+def _stacked(memory: Any, number: int) -> Any:
+    return jax.tree.map(lambda x: jnp.stack([x] * number), memory)
 
 
 DOCUMENT_PROPERTIES: dict[str, Property] = {

@@ -32,22 +32,17 @@ class _Stream:
         self.read = jax.jit(rule.read)
         self.write = jax.jit(rule.write)
         self._targets = jax.jit(rule.targets)
-        options: dict[str, Any] = {
-            "lookahead": rule.lookahead,
-            "targets": rule.targets,
-            "make_chunk": rule.chunk,
-        }
 
         @functools.partial(jax.jit, static_argnames="chunk_size")
         def push(memory: Memory, pending: Pending, piece: Signals, *, chunk_size: int) -> Any:
             one = jax.tree.map(lambda x: x[None], (memory, pending, piece))
-            out = streaming.push(rule.read, rule.write, *one, chunk_size=chunk_size, **options)
+            out = streaming.push(rule, *one, chunk_size=chunk_size)
             return jax.tree.map(lambda x: x[0], tuple(out))
 
         @jax.jit
         def flush(memory: Memory, pending: Pending) -> Any:
             one = jax.tree.map(lambda x: x[None], (memory, pending))
-            out = flushing.flush(rule.write_blocks, *one, block=4, **options)
+            out = flushing.flush(rule, *one, block=4)
             return jax.tree.map(lambda x: x[0], out)
 
         self.push, self.flush = push, flush

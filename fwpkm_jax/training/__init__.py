@@ -11,11 +11,11 @@ from fwpkm_jax.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
-    from fwpkm_jax.training.config import TrainingConfig
     from fwpkm_jax.training.fit import FitResult, Hooks, Report
     from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
     from fwpkm_jax.training.state import MemoryConfig, TrainState, init_state
     from fwpkm_jax.training.step import make_train_step
+    from fwpkm_jax.training.training_config import TrainingConfig
 
 __all__ = [
     "CheckpointConfig",
@@ -31,14 +31,4 @@ __all__ = [
     "make_train_step",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "fwpkm_jax.training.checkpoints.checkpoint": ("CheckpointConfig",),
-        "fwpkm_jax.training.config": ("TrainingConfig",),
-        "fwpkm_jax.training.fit": ("FitResult", "Hooks", "Report"),
-        "fwpkm_jax.training.optimizer": ("OptimizerConfig", "make_optimizer"),
-        "fwpkm_jax.training.state": ("MemoryConfig", "TrainState", "init_state"),
-        "fwpkm_jax.training.step": ("make_train_step",),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, __file__)

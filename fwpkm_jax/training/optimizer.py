@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ import optax
 
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.platform import by_platform
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals, check_share
 from fwpkm_jax.models.sharding import declarations
 from fwpkm_jax.training.averages import schedule_free, with_ema
 from fwpkm_jax.training.state import Precision
@@ -86,40 +85,18 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate={self.learning_rate} must be above 0.")
-        if not 0 <= self.final_fraction <= 1:
-            raise ValueError(f"final_fraction={self.final_fraction} must lie in 0 to 1.")
-        if not 0 < self.decay_fraction <= 1:
-            raise ValueError(
-                f"decay_fraction={self.decay_fraction} must lie in 0 to 1, 0 excluded."
-            )
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps={self.warmup_steps} is negative; 0 means no warm-up.")
-        if self.decay_steps is not None and self.decay_steps < 1:
-            raise ValueError(
-                f"decay_steps={self.decay_steps} must be at least 1, or None for training.steps."
-            )
+        check_above_0(self, "learning_rate", "eps", "clip_norm")
+        check_least(self, warmup_steps=0, decay_steps=1, weight_decay=0)
+        check_share(self, "final_fraction")
+        check_share(self, "decay_fraction", zero=False)
+        check_share(self, "ema", zero=False, one=False)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas} must both lie in 0 to 1, 1 excluded.")
-        if not self.eps > 0:
-            raise ValueError(f"eps={self.eps} must be above 0.")
         for pattern in self.train:
             try:
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"train: {pattern!r} is no pattern: {error}.") from error
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay={self.weight_decay} is negative; 0 turns it off.")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(
-                f"clip_norm={self.clip_norm} must be above 0; None turns clipping off."
-            )
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(
-                f"ema={self.ema} must lie in 0 to 1, both excluded, such as 0.999; None keeps no "
-                "average."
-            )
         if self.name == "schedule_free":
             self._check_schedule_free()
 
@@ -143,18 +120,6 @@ class OptimizerConfig:
                 f"ema={self.ema}: the weights of name=schedule_free are an average already; leave "
                 "ema out."
             )
-
-
-MOMENTS: Mapping[str, int] = {
-    "adamw": 2,
-    "lion": 1,
-    "adafactor": 0,
-    "muon": 1,
-    "schedule_free": 2,
-}
-"""Numbers that the optimisers keep per trained weight; Adafactor's rows and columns are few, and
-Muon keeps two of what is no matrix. Those of `schedule_free` are the iterate and a second moment.
-"""
 
 
 def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:

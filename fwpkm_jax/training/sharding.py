@@ -16,8 +16,8 @@ from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.sharding import parameter_shardings, path_name
 from fwpkm_jax.rules.base import AbstractRule
-from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.state import Memories, TrainState, named_leaves
+from fwpkm_jax.training.training_config import TrainingConfig
 
 
 def make_partition(config: MeshConfig, devices: Sequence[Any] | None = None) -> Partition | None:

@@ -123,10 +123,10 @@ def notes() -> str:
     return "\n".join(
         [
             f"- {numbers(updates)} updates in place of the published {numbers(22_500)}, and three"
-            " trainings: no ranking of the delta rules follows. With keys that begin as queries"
+            " seeds: no ranking of the delta rules follows. With keys that begin as queries"
             f" {len(rules)} of them lie between {min(held):.2f} and {max(held):.2f} of 64 pairs.",
-            f"- Drawn apart, the trainings of DeltaNet answer {min(apart):.2f} to"
-            f" {max(apart):.2f}: what separates seeds and rules is mostly whether a query finds its"
+            f"- With keys drawn apart DeltaNet answers {min(apart):.2f} to {max(apart):.2f}, by"
+            " seed: what separates seeds and rules is mostly whether a query finds its"
             " key.",
         ]
     )
@@ -162,6 +162,6 @@ def draw() -> Figure:
     axis.set_xscale("log")
     axis.set_xlim(5e3, 6e5)
     axis.set_ylim(0, 1.05)
-    axis.grid(axis="y", color="#e3e6ea", linewidth=0.8)
+    axis.grid(axis="y", color=drawing.GRID, linewidth=0.8)
     drawing.label(axis, x="bytes of state (log scale)", y="answers right, of 64 pairs")
     return figure

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from fwpkm_jax.evaluation.intervals import clustered_mean
 from lab.findings import drawing
 from lab.findings.stored import (
     Estimate,
@@ -59,7 +58,7 @@ def lost(gates: str, method: str, moment: str) -> np.ndarray:
 
 
 def minus_plain(gates: str, method: str, moment: str) -> Estimate:
-    """What a write loses minus what the plain write loses, over the trainings."""
+    """What a write loses minus what the default write loses, over the trainings."""
     return over_seeds(lost(gates, method, moment) - lost(gates, PLAIN, moment))
 
 
@@ -69,7 +68,7 @@ def kept(gates: str, method: str, moment: str) -> np.ndarray:
 
 
 def times_plain(method: str) -> float:
-    """CPU time of reading and writing eight rows, relative to the plain write."""
+    """CPU time of reading and writing eight rows, relative to the default write."""
     gates = "again" if method.startswith("neighbours") else "half"
     lines = [line for line in lines_of(FILES[gates]) if line["measure"] == "cost"]
     spent = {line["method"]: line["cpu_milliseconds"] for line in lines}
@@ -112,7 +111,7 @@ class Unread(NamedTuple):
     never: np.ndarray
 
     @property
-    def trainings(self) -> int:
+    def seeds(self) -> int:
         """How many models there are."""
         return len(self.read)
 
@@ -164,16 +163,13 @@ def _means(domains: Sequence[Sequence[float]]) -> float:
 
 
 def text_cost(models: str, method: str) -> Estimate:
-    """Loss of unseen books minus the plain write's, over pairs of book and training."""
+    """Loss of unseen books minus the default write's, over books and seeds."""
     files = FILES | {"plain text": "retention_plain_text_cpu.jsonl"}
     lines = [line for line in lines_of(files[models]) if line["measure"] == "text"]
     plain = {line["run"]: line["text"] for line in lines if line["method"] == PLAIN}
-    pairs = [(x["text"], plain[x["run"]]) for x in lines if x["method"] == method]
-    labels = np.concatenate([own["labels"] for own, _ in pairs])
-    change = np.concatenate([np.subtract(own["losses"], of["losses"]) for own, of in pairs])
-    mean, interval = clustered_mean(labels * change, labels)
-    assert interval is not None, "several books are read"
-    return Estimate(mean, interval.low, interval.high)
+    own = {line["run"]: line["text"] for line in lines if line["method"] == method}
+    of = [np.subtract(own[run]["losses"], plain[run]["losses"]) for run in sorted(own)]
+    return over_books_and_seeds(np.array(of))
 
 
 def by_gradient() -> float:
@@ -196,20 +192,25 @@ def answer() -> str:
     plain, small = (kept("open", method, FACTS) for method in (PLAIN, SMALL))
     before = kept("open", SMALL, "told").mean()
     return (
-        "Little, with the write of training: fifty new facts overwrite nearly all old ones, of"
-        f" which {plain.mean():.2f} are left.\n"
-        "With keys that stand still, relocation, replay and four inner steps"
-        f" {small.mean():.2f} of {before:.2f} are left and new facts are learned as well, for"
+        "Little, with the default write: after fifty new facts the model recalls"
+        f" {plain.mean():.2f} of the old ones.\n"
+        "With frozen keys, relocation, replay and four inner steps"
+        f" it recalls {small.mean():.2f}, of {before:.2f} before, and learns new facts as well, for"
         f" {times_plain(SMALL):.1f} times the time."
     )
 
 
+def _shown(write: str) -> str:
+    """A write as the page calls it."""
+    return "default" if write == PLAIN else write.replace("keys still", "frozen keys")
+
+
 def table() -> str:
-    names = {"open": "open", "half": "at a half", "again": "open, one training"}
+    names = {"open": "open", "half": "at a half", "again": "open, one seed"}
     stores = {STORE_LARGE: "none: exact neighbours of the tokens that replay 2048 keeps"}
     rows = []
     for gates, method in _ROWS:
-        cells = [names[gates], stores.get(method, method)]
+        cells = [names[gates], _shown(stores.get(method, method))]
         cells += [
             f"{share_over_seeds(lost(gates, method, TEXT)):.2f}",
             f"{share_over_seeds(lost(gates, method, FACTS)):.2f}",
@@ -217,7 +218,7 @@ def table() -> str:
             f"{times_plain(method):.1f}",
         ]
         rows.append(cells)
-    head = ["gates start", "write", "lost after 30 texts", "lost after 50 other facts"]
+    head = ["gates initialised", "write", "lost after 30 texts", "lost after 50 other facts"]
     return markdown([*head, "new facts, told once", "time"], rows)
 
 
@@ -228,23 +229,23 @@ def notes() -> str:
     plain, hardened = domains(PLAIN), domains(HARDENED)
     return "\n".join(
         [
-            "- Minus the plain write, over the three trainings: with gates that start open"
-            f" {against('open', SMALL, FACTS)} of the facts are lost among other facts, and keys"
-            f" that stand still lose {against('open', STILL, TEXT)} in text. From a half the same"
-            f" differences are {against('half', LARGE, FACTS)} (replay of 2,048) and"
-            f" {against('half', STILL, TEXT)}: trainings differ too much to say more.",
+            "- Minus the default write, over three seeds: with gates initialised open"
+            f" {against('open', SMALL, FACTS)} of the facts are lost among other facts, and frozen"
+            f" keys lose {against('open', STILL, TEXT)} in text. With gates initialised at a half"
+            f" the same differences are {against('half', LARGE, FACTS)} (replay of 2,048) and"
+            f" {against('half', STILL, TEXT)}: seeds differ too much to say more.",
             _neighbours(),
-            "- Domains of text (models of plain text): the plain write gains"
+            "- Domains of text (models of plain text): the default write gains"
             f" {plain[0]:.4f} nats on a domain that others follow and loses {plain[1]:.4f} of it;"
             f" hardening 1 with six inner steps gains {hardened[0]:.4f} and loses"
             f" {hardened[1]:.4f}.",
             _unread(),
-            "- Text costs little: minus the plain write, the write with replay of 512 changes the"
+            "- Text costs little: minus the default write, the write with replay of 512 changes the"
             f" loss of unseen books by {text_cost('half', SMALL):+.4f} nats per byte. Hardened"
             f" slots cost models of plain text {text_cost('plain text', HARDENED):+.4f}.",
             f"- Ordinary gradient steps on the model's weights answer {100 * by_gradient():.0f} of"
-            " 100 facts that are stated once. In the models with a frozen backbone the plain write"
-            f" leaves {_range(in_frozen_backbone())} of the facts after 30 conversations.",
+            " 100 facts that are stated once. In the models with a frozen backbone the default"
+            f" write leaves {_range(in_frozen_backbone())} of the facts after 30 conversations.",
         ]
     )
 
@@ -258,12 +259,12 @@ def _unread() -> str:
         return f"{of.read.mean():+.4f} and {of.never.mean():+.4f}, difference {of.difference:+.4f}"
 
     return (
-        f"- Domains left unread, each once: {models(plain.trainings)} of plain text, trained again,"
-        f" gain {plain.read.mean():+.4f} nats with the plain write on a domain just read, and"
+        f"- Domains left unread, each once: {models(plain.seeds)} of plain text, trained again,"
+        f" gain {plain.read.mean():+.4f} nats with the default write on a domain just read, and"
         f" {plain.never.mean():+.4f} on the unread one at the same moments, which is what reading"
         f" any text gives. {difference(plain)} (without {most} {others:+.4f}). Hardening 1 with six"
-        f" inner steps, {models(hardened.trainings)}: {brief(hardened)}. One model trained with"
-        f" needles, from open gates: {brief(needles)}."
+        f" inner steps, {models(hardened.seeds)}: {brief(hardened)}. One model trained with"
+        f" needles, gates initialised open: {brief(needles)}."
     )
 
 
@@ -272,7 +273,7 @@ def difference(of: Unread) -> str:
     shown = "shows" if of.difference.low > 0 else "is too uncertain to show"
     return (
         f"The difference, {of.difference:+.4f}, above zero in {of.higher} of {of.read.size} pairs"
-        f" of domain and training, {shown} adaptation to the domain that is read"
+        f" of domain and seed, {shown} adaptation to the domain that is read"
     )
 
 
@@ -286,29 +287,30 @@ def _neighbours() -> str:
         return f"{lost('again', method, moment).mean():.2f}"
 
     return (
-        "- Exact neighbours in the table's place (one training, in which the plain write loses"
+        "- Exact neighbours in the table's place (one seed, with which the default write loses"
         f" {of(PLAIN)} among other facts): over the tokens that replay of 512 keeps they lose"
         f" {of(STORE_SMALL)} and the write with that replay {of(SMALL)}, of 2,048"
         f" {of(STORE_LARGE)} and {of(LARGE)}. A store of the last 2,048 tokens loses"
         f" {of(STORE_LAST)}, in text as well ({of(STORE_LAST, TEXT)}); one of all tokens"
-        f" {of(STORE_ALL)}. What is told four times fills four places, in a store and in a replay."
+        f" {of(STORE_ALL)}. A fact stated four times takes four entries in a store"
+        " and in a replay."
     )
 
 
 def draw() -> Figure:
     names = {
-        PLAIN: "plain",
-        STILL: "keys still",
+        PLAIN: "default",
+        STILL: "frozen keys",
         RELOCATED: "+ relocation",
         SMALL: "+ replay 512,\n4 inner steps",
         LARGE: "+ replay 2048,\n4 inner steps",
-        HARDENED: "keys still,\nhardening",
+        HARDENED: "frozen keys,\nhardening",
     }
     figure, axes = drawing.new_figure(3.9, columns=2)
     titles = {TEXT: "after 30 texts", FACTS: "after 50 other facts"}
     for axis, (moment, title) in zip(axes, titles.items(), strict=True):
         open_, half = ([lost(gates, one, moment) for one in names] for gates in ("open", "half"))
-        drawing.rows(axis, list(names.values()), open_, name="gates start open", offset=-0.12)
+        drawing.rows(axis, list(names.values()), open_, name="gates initialised open", offset=-0.12)
         drawing.rows(
             axis,
             list(names.values()),

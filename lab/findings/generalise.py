@@ -102,9 +102,9 @@ def answer() -> str:
     first = [one.first.mean for one in others]
     return (
         "In part: a small model that learned one sentence still answers when one word of it is"
-        f" changed ({near.exact.mean:.2f}), but not in another sentence. There it continues a"
-        f" number that it was given the start of ({_range([one.later.mean for one in others])} of"
-        " the digits), and chooses the right one of five numbers no more often than at random"
+        f" changed ({near.exact.mean:.2f}), but not in another sentence. There it completes"
+        f" a number once its first digits are given ({_range([one.later.mean for one in others])}"
+        " of the digits), and chooses the right one of five numbers no more often than at random"
         f" ({_range(first)}).\n"
         "Models that learned 102 wordings find the number in part of the questions in new words:"
         f" {held_out.first.mean:.2f} with 24M weights, {rehearsal().first.mean:.2f} with 2M in"

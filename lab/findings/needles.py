@@ -14,6 +14,16 @@ def trainings() -> list[Line]:
     return [line for name in files for line in lines_of(name)]
 
 
+def shares_by_seed(model: str, label: str, *, readings: int) -> list[float]:
+    """As `shares`, one number for each seed: trainings of one seed are no independent ones."""
+    found: dict[str, list[float]] = {}
+    for line in trainings():
+        if line["run"].partition(":")[0] == model:
+            of_line = [x["accuracy"] for x in line.get(label, ()) if x["readings"] == readings]
+            found.setdefault(line["run"], []).extend(of_line)
+    return [sum(values) / len(values) for _, values in sorted(found.items()) if values]
+
+
 def shares(model: str, label: str, *, readings: int) -> list[float]:
     """The share of right answers of each training of a model, in the order of the lines.
 

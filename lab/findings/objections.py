@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lab.findings import comparison, forgetting, generalise, performance, text
-from lab.findings.needles import HALF, OPEN, shares
+from lab.findings.needles import HALF, OPEN, shares, shares_by_seed
 from lab.findings.stored import markdown, over_books_and_seeds, share_over_seeds
 
 SETTLED = "settled"
@@ -15,7 +15,7 @@ def rows() -> list[tuple[str, str, str, str]]:
     """Objection, what the lines say now, where they are, and whether that settles it: all are."""
     near, *others = generalise.small()[1:]
     half, opened = (
-        share_over_seeds(shares(model, "needle_1x", readings=1)) for model in (HALF, OPEN)
+        share_over_seeds(shares_by_seed(model, "needle_1x", readings=1)) for model in (HALF, OPEN)
     )
     later = text.difference(text.LONG, "later")
     half_text = forgetting.minus_plain("half", forgetting.STILL, forgetting.TEXT)
@@ -33,6 +33,7 @@ def rows() -> list[tuple[str, str, str, str]]:
     matrix, sparse = (np.mean(comparison.shares(x, 64)) for x in (wide, equal))
     kept = performance.keeping("train")
     default = performance.times_faster(performance.RUNS[0], "default", "train")
+    assert default is not None
     return [
         (
             '"They answer in no other words": exact match measured the form of the answer',
@@ -43,21 +44,21 @@ def rows() -> list[tuple[str, str, str, str]]:
         ),
         (
             "The better of two trainings was shown",
-            f"all {len(shares(HALF, 'needle_1x', readings=1))}: {half:.2f}; gates that start open"
-            f" are the main row, {opened:.2f}",
+            f"all {len(shares(HALF, 'needle_1x', readings=1))}, of three seeds: {half:.2f}; gates"
+            f" initialised open are the main row, {opened:.2f}",
             "`study_cpu.jsonl`, `study_second_cpu.jsonl`",
             SETTLED,
         ),
         (
             "The interval of text was over seeds alone",
-            f"over books and trainings {over_books_and_seeds(later):+.4f}; one book contributes"
+            f"over books and seeds {over_books_and_seeds(later):+.4f}; one book contributes"
             f" {later.mean(axis=0).min():+.4f}",
             f"`{text.LINES}`",
             SETTLED,
         ),
         (
             "What lasts: 60 pairs of three models were taken for independent",
-            f"over trainings, from open gates {open_facts:+.2f}; from a half {half_text:+.2f}, of"
+            f"over seeds, gates initialised open {open_facts:+.2f}; at a half {half_text:+.2f}, of"
             " which the page says that it shows no more",
             "`retention_open_cpu.jsonl`, `retention_gated_cpu.jsonl`",
             SETTLED,
@@ -65,7 +66,7 @@ def rows() -> list[tuple[str, str, str, str]]:
         (
             "Domains: no unread control, and a mean over five was divided by one over six",
             f"both over the same five: gain {gain.mean:.4f}, loss {loss.mean:.4f}. Each"
-            f" domain left unread once, {forgetting.models(control.trainings)} of plain text: gain"
+            f" domain left unread once, {forgetting.models(control.seeds)} of plain text: gain"
             f" {control.read.mean():+.4f} where it is read, {control.never.mean():+.4f} where not."
             f" {forgetting.difference(control)}",
             f"`retention_plain_text_cpu.jsonl`, `{forgetting.UNREAD_PLAIN_TEXT}`",
@@ -73,7 +74,7 @@ def rows() -> list[tuple[str, str, str, str]]:
         ),
         (
             "Replay of 2,048: the rival is exact neighbours over the same store",
-            f"lost among other facts, one training: over replay's 512 tokens {stores[0]:.2f}"
+            f"lost among other facts, one seed: over replay's 512 tokens {stores[0]:.2f}"
             f" (replay {stores[1]:.2f}), over its 2,048 {stores[2]:.2f} (replay {stores[3]:.2f})",
             f"`{forgetting.FILES['again']}`",
             SETTLED,
@@ -87,8 +88,8 @@ def rows() -> list[tuple[str, str, str, str]]:
         ),
         (
             "193 and 92 times the authors' speed: mostly the allocator",
-            f"{min(kept):.0f} to {max(kept):.0f} times with an allocator that keeps memory,"
-            f" {default:.0f} with glibc's",
+            f"about {performance.about(min(kept))} times with an allocator that keeps memory,"
+            f" {performance.about(default)} with glibc's",
             ", ".join(f"`memory_cpu_{run}.json`" for run in performance.RUNS),
             SETTLED,
         ),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.paper.cost import model_cost
 from benchmarks.paper.published import PUBLISHED
 from fwpkm_jax.paper.models import paper_model
 from lab.findings import drawing
-from lab.findings.stored import document_of, lines_of, markdown
+from lab.findings.stored import Line, document_of, lines_of, markdown
 
 NONE, FWPKM = "gdn", "gdn__fwpkm2_6_10"
 STEPS, STEPS_H200 = "h100/steps.jsonl", "h200_2/steps.jsonl"
@@ -19,25 +23,53 @@ FLAG = "flags"
 """The variant with the compiler's flag that launch/README.md recommends."""
 
 
-def step(model: str, variant: str = FLAG, file: str = STEPS) -> float:
-    """Milliseconds of a training step of 8 x 4,096 tokens on the device of a file."""
+class Spread(NamedTuple):
+    """The median of repetitions, the least and the largest of them."""
+
+    median: float
+    least: float
+    most: float
+
+    def shown(self, form: str, unit: str = "") -> str:
+        median, least, most = (format(x, form) for x in self)
+        return f"{median}{unit} ({least} to {most})"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(float(np.median(values)), min(values), max(values))
+
+
+def step_line(model: str, variant: str = FLAG, file: str = STEPS) -> Line:
+    """The timed steps of 8 x 4,096 tokens on the device of a file."""
     (line,) = [
         one
         for one in lines_of(file)
         if (one["model"], one["variant"]) == (model, variant) and "milliseconds" in one
     ]
-    return line["milliseconds"]
+    return line
 
 
-def samples(model: str) -> float:
-    """Sequences per second of that step."""
-    return 8 * 1000 / step(model)
+def step(model: str, variant: str = FLAG, file: str = STEPS) -> float:
+    """Milliseconds of a training step of 8 x 4,096 tokens on the device of a file."""
+    return step_line(model, variant, file)["milliseconds"]
 
 
-def relative() -> tuple[float, float]:
+def blocks(model: str) -> Spread:
+    """That step's repetitions on the H100."""
+    return spread(step_line(model)["block_milliseconds"])
+
+
+def samples(milliseconds: float) -> str:
+    """Sequences per second of such a step, in two digits: repetitions differ by up to 6 %."""
+    return f"{float(f'{8000 / milliseconds:.1e}'):.0f}"
+
+
+def relative() -> tuple[Spread, float]:
     """Speed with three memories relative to none: measured here, and in the paper."""
     theirs = PUBLISHED[FWPKM].samples_per_second / PUBLISHED[NONE].samples_per_second
-    return step(NONE) / step(FWPKM), theirs
+    none, three = blocks(NONE), blocks(FWPKM)
+    ours = none.median / three.median, none.least / three.most, none.most / three.least
+    return Spread(*ours), theirs
 
 
 def memory(run: int, who: str, allocator: str, part: str, subkeys: int = 512) -> float | None:
@@ -73,7 +105,7 @@ def notes() -> str:
     rows = document_of("restart_cpu.json")["rows"]
     times = {(row["what"], row["programs"]): row["processor_seconds"] for row in rows}
     table = [
-        [what, *(f"{times[what, state]:.1f} s" for state in ("compiled", "found again"))]
+        [what, *(f"{times[what, state]:.0f} s" for state in ("compiled", "found again"))]
         for what in dict.fromkeys(row["what"] for row in rows)
     ]
     return markdown(["first result", "compiled", "found again"], table)
@@ -81,19 +113,31 @@ def notes() -> str:
 
 def beside_the_authors() -> str:
     """README's sentence on the memory alone on a CPU."""
-    low, high = min(keeping("train")), max(keeping("train"))
     default = times_faster(RUNS[0], "default", "train")
+    assert default is not None
     return (
-        f"Alone and trained on a CPU, the authors' memory of 512 x 512 slots takes {low:.0f} to"
-        f" {high:.0f} times as long as this one with an\nallocator that keeps memory, and"
-        f" {default:.0f} times with glibc's default."
+        "On a CPU, a training pass through the authors' memory of 512 x 512 slots takes about"
+        f" {about(min(keeping('train')))} times as long as one\nthrough this one with an allocator"
+        f" that keeps memory, and about {about(default)} times with glibc's default. The authors'"
+        " time\nvaries by more than half from one repetition to the next."
     )
 
 
-def train_step_cpu(variant: str) -> float:
+def about(times: float) -> str:
+    """A ratio of times, to the next five from ten on: repetitions differ by more than a tenth."""
+    return f"{5 * round(times / 5) if times > 10 else round(times)}"
+
+
+def train_step_cpu(variant: str) -> Spread:
     """Seconds of a training step of 1,024 tokens of the paper's model on a CPU."""
     (row,) = [x for x in document_of("train_step_cpu.json")["rows"] if x["variant"] == variant]
-    return row["milliseconds"] / 1000
+    return spread(row["seconds"])
+
+
+def longer_cpu() -> tuple[float, float]:
+    """By what share three memories make that step longer, at least and at most."""
+    none, three = train_step_cpu("none"), train_step_cpu("fwpkm")
+    return three.least / none.most - 1, three.most / none.least - 1
 
 
 def decode_cpu(variant: str) -> float:
@@ -123,8 +167,8 @@ def answer() -> str:
     ours, theirs = relative()
     furthest, models = furthest_parameters()
     return (
-        f"With three memories the paper's model trains at {ours:.2f} of its backbone's speed on an"
-        f" H100, the paper's device, where the paper reports {theirs:.2f}.\n"
+        f"With three memories the paper's model trains at {ours.median:.1f} of its backbone's speed"
+        f" on an H100, the paper's device, where the paper reports {theirs:.2f}.\n"
         f"The parameters of the {models} models of the paper's Table 1 agree with it within"
         f" {furthest:.2f} million."
     )
@@ -137,44 +181,45 @@ def table() -> str:
     default = {one: times_faster(RUNS[0], "default", "train", one) for one in alone}
     kept = {one: keeping("train", one) for one in alone}
 
-    def authors(subkeys: int, digits: int) -> str:
-        low, high = min(kept[subkeys]), max(kept[subkeys])
+    def authors(subkeys: int) -> str:
+        times = default[subkeys]
+        assert times is not None
         return (
-            f"the authors': {low:.{digits}f} to {high:.{digits}f} times as long with an allocator"
-            f" that keeps memory; {default[subkeys]:.0f} times with glibc's default"
+            f"the authors': about {about(min(kept[subkeys]))} times as long with an allocator"
+            f" that keeps memory; about {about(times)} times with glibc's default"
         )
 
     rows = [
         [
             "training step on an H100, no memory",
-            f"{step(NONE):.1f} ms, {samples(NONE):.0f} samples/s",
+            f"{blocks(NONE).shown('.0f', ' ms')}, about {samples(step(NONE))} samples/s",
             f"paper: {none:.0f} samples/s",
         ],
         [
             "the same, three memories",
-            f"{step(FWPKM):.1f} ms, {samples(FWPKM):.0f} samples/s",
+            f"{blocks(FWPKM).shown('.0f', ' ms')}, about {samples(step(FWPKM))} samples/s",
             f"paper: {three:.0f} samples/s",
         ],
-        ["speed with memories, relative", f"{ours:.2f}", f"paper: {theirs:.2f}"],
+        ["speed with memories, relative", ours.shown(".2f"), f"paper: {theirs:.2f}"],
         [
             "memory alone on a CPU, 512 x 512 slots",
-            f"{alone[512]:.3f} ms per token",
-            authors(512, 0),
+            f"{alone[512]:.2f} ms per token",
+            authors(512),
         ],
-        ["the same, 128 x 128 slots", f"{alone[128]:.3f} ms per token", authors(128, 1)],
+        ["the same, 128 x 128 slots", f"{alone[128]:.2f} ms per token", authors(128)],
         [
             "training step on a CPU, three memories",
-            f"{train_step_cpu('fwpkm'):.2f} s",
-            f"no memory: {train_step_cpu('none'):.2f} s",
+            train_step_cpu("fwpkm").shown(".1f", " s"),
+            f"no memory: {train_step_cpu('none').shown('.1f', ' s')}",
         ],
         [
             "decoding a token on a CPU, three memories",
-            f"{decode_cpu('fwpkm'):.1f} ms",
-            f"no memory: {decode_cpu('none'):.1f} ms",
+            f"{decode_cpu('fwpkm'):.0f} ms",
+            f"no memory: {decode_cpu('none'):.0f} ms",
         ],
         [
             "a layer of a million slots on a CPU, forward",
-            f"{slots_cost():.1f} times as long as one of 16 thousand",
+            f"about {slots_cost():.0f} times as long as one of 16 thousand",
             "",
         ],
     ]
@@ -183,8 +228,8 @@ def table() -> str:
 
 def readme_cost() -> list[list[str]]:
     """Rows of README's table of costs on a CPU: what, without a memory, with three."""
-    seconds = [f"{train_step_cpu(one):.2f} s" for one in ("none", "fwpkm")]
-    milliseconds = [f"{decode_cpu(one):.1f} ms" for one in ("none", "fwpkm")]
+    seconds = [train_step_cpu(one).shown(".1f", " s") for one in ("none", "fwpkm")]
+    milliseconds = [f"{decode_cpu(one):.0f} ms" for one in ("none", "fwpkm")]
     return [
         ["training step of 1,024 tokens", *seconds],
         ["decoding, per token", *milliseconds],
@@ -196,13 +241,15 @@ def draw() -> Figure:
     published = [PUBLISHED[name].samples_per_second for name in (NONE, FWPKM)]
     names = ["here", "paper"]
     for at, (none, with_memory) in enumerate(
-        zip((samples(NONE), published[0]), (samples(FWPKM), published[1]), strict=True)
+        zip((8000 / step(NONE), published[0]), (8000 / step(FWPKM), published[1]), strict=True)
     ):
         first = at == 0
         axis.barh(at - 0.19, none, 0.34, color=drawing.GREY, label="no memory" * first)
         axis.barh(at + 0.19, with_memory, 0.34, color=drawing.BLUE, label="three memories" * first)
         for place, value in ((at - 0.19, none), (at + 0.19, with_memory)):
-            axis.text(value + 1.5, place, f"{value:.0f}", va="center", fontsize=10.5)
+            axis.text(
+                value + 1.5, place, f"{float(f'{value:.1e}'):.0f}", va="center", fontsize=10.5
+            )
     axis.set_yticks(range(2), names)
     axis.set_ylim(1.55, -0.55)
     axis.set_xlim(0, 148)

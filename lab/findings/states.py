@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from lab.findings import drawing
-from lab.findings.stored import Line, lines_of, markdown, share_over_seeds
+from lab.findings.stored import (
+    Estimate,
+    Line,
+    lines_of,
+    markdown,
+    over_books_and_seeds,
+    share_over_seeds,
+)
 
 LINES = "state_tracking_cpu.jsonl"
 
@@ -45,6 +53,16 @@ def _pooled(group: str, rules: Sequence[str]) -> list[Line]:
     return [line for rule in rules for line in runs(group, rule, **SHORT)]
 
 
+def _over(lines: Sequence[Line], values: Sequence[float]) -> Estimate:
+    """Over the seeds of a rule; of several rules over rules and seeds, which share their data."""
+    seeds, rules = ({line[name] for line in lines} for name in ("seed", "rule"))
+    if len(rules) == 1:
+        return share_over_seeds(values)
+    at = {(x["seed"], x["rule"]): one for x, one in zip(lines, values, strict=True)}
+    by_seed = [[at[seed, rule] for rule in sorted(rules)] for seed in sorted(seeds)]
+    return over_books_and_seeds(np.array(by_seed)).clipped(0.0, 1.0)
+
+
 def _cases() -> list[tuple[str, str, list[Line]]]:
     """Task, rule and trainings of each row."""
     two = "DeltaProduct, two steps, up to 2"
@@ -72,10 +90,10 @@ def answer() -> str:
     within, beyond = spans(cases[3][2])
     return (
         "One reflection per token gives parity: every rule of one step whose write strength reaches"
-        f" 2 learns it, in each of {len(parity)} trainings (worst {min(parity):.3f}), and no rule"
+        f" 2 learns it, in each of {len(parity)} runs (worst {min(parity):.3f}), and no rule"
         " with smaller strengths does.\n"
         "Two reflections give permutations of three: DeltaProduct is right within the training"
-        f" length in {sum(x > 0.99 for x in within)} of {len(within)} trainings and up to eight"
+        f" length in {sum(x > 0.99 for x in within)} of {len(within)} seeds and up to eight"
         f" times beyond it ({min(beyond):.3f} or more)."
     )
 
@@ -90,12 +108,12 @@ def table() -> str:
                 task,
                 rule,
                 str(len(lines)),
-                f"{share_over_seeds(within):.2f}",
-                f"{share_over_seeds(beyond):.2f} (to {last['up_to']})",
+                f"{_over(lines, within):.2f}",
+                f"{_over(lines, beyond):.2f} (to {last['up_to']})",
                 f"{_CHANCE.get(task, 0.2):.2f}",
             ]
         )
-    head = ["task", "rule", "trainings", "within the training length", "in the last span"]
+    head = ["task", "rule", "runs", "within the training length", "in the last span"]
     return markdown([*head, "a guess"], rows)
 
 
@@ -107,7 +125,7 @@ def notes() -> str:
         [
             "- A run that fails settles at a solution for the first tokens: it fails by where the"
             " optimiser goes, not by what the memory can hold. Without the start token"
-            f" {sum(x > 0.99 for x in without)} of {len(without)} trainings find permutations of"
+            f" {sum(x > 0.99 for x in without)} of {len(without)} seeds find permutations of"
             " three.",
             "- Permutations of five were not learned in"
             f" {five['cpu_seconds'] / 60:.0f} CPU minutes ({five['spans'][-1]['accuracy']:.3f} of"

@@ -63,7 +63,7 @@ class Estimate(NamedTuple):
 
 
 def over_seeds(values: Values) -> Estimate:
-    """The mean of a number of trainings, with Student's t over the trainings."""
+    """The mean over seeds, with Student's t over them."""
     mean = float(np.mean(values))
     if len(values) == 1:
         return Estimate(mean, np.nan, np.nan)
@@ -80,7 +80,9 @@ def over_books_and_seeds(values: np.ndarray) -> Estimate:
     """The mean over trainings and books, with an interval for others of both.
 
     The variance of the mean is that of the means of books plus that of the means of trainings, less
-    what both contain of the rest; never less than the larger of the two.
+    what both contain of the rest. The interval is never narrower than that over books alone or that
+    over trainings alone: with three trainings Satterthwaite's freedom can exceed the two that the
+    trainings have, and what varies over both cannot be known better than over one of them.
 
     Args:
       values: `[trainings, books]`.
@@ -98,11 +100,11 @@ def over_books_and_seeds(values: np.ndarray) -> Estimate:
     rest = values - of_books - of_trainings[:, None] + mean
     shared = float((rest**2).sum()) / ((trainings - 1) * (books - 1)) / values.size
     variance = each[0][0] + each[1][0] - shared
-    larger, freedom = max(each)
-    if variance > larger:
+    halves = [_t(count) * float(one) ** 0.5 for one, count in each]
+    if variance > max(one for one, _ in each):
         freedom = variance**2 / sum(one**2 / count for one, count in each)
-    variance = max(variance, larger)
-    half = _t(freedom) * float(variance) ** 0.5
+        halves.append(_t(freedom) * float(variance) ** 0.5)
+    half = max(halves)
     return Estimate(mean, mean - half, mean + half)
 
 

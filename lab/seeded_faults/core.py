@@ -221,8 +221,8 @@ FAULTS = (
     ),
     Fault(
         "streams: the first token after a write reads the old memory",
-        'options["position"] = state[1].num_waiting - lookahead',
-        'options["position"] = state[1].num_waiting - lookahead - 1',
+        '"position": state[1].num_waiting - lookahead}',
+        '"position": state[1].num_waiting - lookahead - 1}',
         _STREAMS,
     ),
     Fault(

@@ -81,8 +81,8 @@ FAULTS = (
     ),
     Fault(
         "gates: a mean over histograms",
-        "self._sum += float(gate.sum(dtype=np.float64))",
-        "self._sum = float(gate.sum(dtype=np.float64))",
+        "sums[name][layer] += float(gate.sum(dtype=np.float64))",
+        "sums[name][layer] = float(gate.sum(dtype=np.float64))",
         ("tests/paper/evaluation/test_gates.py",),
     ),
 )

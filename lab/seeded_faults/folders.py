@@ -28,9 +28,9 @@ FAULTS = (
         _FILES,
     ),
     Fault(
-        "files: an unfinished file that is held is removed",
-        "fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)\n                path.unlink()",
-        "path.unlink()",
+        "files: what stands in the place of an unfinished file is removed",
+        "if plain and is_unfinished(found, path):",
+        "if is_unfinished(found, path):",
         _FILES,
     ),
     Fault(
@@ -104,12 +104,6 @@ FAULTS = (
         'sys.path[:] = [entry for entry in sys.path if entry not in ("", ".")]',
         "sys.path[:] = list(sys.path)",
         _PLUGINS,
-    ),
-    Fault(
-        "plugins: a worker of the data imports from the current folder",
-        '    os.environ[name] = "1"\n',
-        "    os.environ[name] = before or ''\n",
-        ("tests/data/test_batches.py", "-m", "not slow", "-k", "workers"),
     ),
     Fault(
         "plugins: a kernel's check imports from the current folder",

@@ -44,8 +44,8 @@ FAULTS = (
     ),
     Fault(
         "hf: the index goes before the single file",
-        "        if path.is_file():\n            self._tensors = dict(",
-        "        if path.is_file() and file:\n            self._tensors = dict(",
+        "        if path.is_file():\n            super().__init__(Safe",
+        "        if path.is_file() and file:\n            super().__init__(Safe",
         _OUTSIDE,
     ),
     Fault(

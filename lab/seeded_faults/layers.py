@@ -59,8 +59,8 @@ FAULTS = (
     ),
     Fault(
         "memory: queries in bfloat16 skip their normaliser",
-        'if not (narrow and self.config.query_norm == "none" and query.dtype == jnp.bfloat16):',
-        "if not (narrow and query.dtype == jnp.bfloat16):",
+        'narrow = narrow and query.dtype == jnp.bfloat16 and self.config.query_norm == "none"',
+        "narrow = narrow and query.dtype == jnp.bfloat16",
         ("tests/layers/test_fast_weight_gradients.py",),
     ),
     Fault(
@@ -134,8 +134,8 @@ FAULTS = (
     ),
     Fault(
         "Titans, LaCT: a document starts from the memory of the one before",
-        "state = _where(unit.fresh, fresh, state)",
-        "state = _where(unit.fresh & False, fresh, state)",
+        "state = _where(one.fresh, fresh, state)",
+        "state = _where(one.fresh & False, fresh, state)",
         ("tests/core/streams/test_documents.py", "tests/layers/mixers/test_contract.py"),
     ),
     Fault(

@@ -23,9 +23,9 @@ from fwpkm_jax.layers.mixers.lact import LaCTConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.rules import FwMLP, FwPKM
-from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig
+from fwpkm_jax.training.training_config import TrainingConfig
 
 BATCH_SIZE = 8
 CHUNK_SIZE = 64

@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,13 +13,12 @@ import numpy as np
 
 from fwpkm_jax.data import NeedleMix, load_tokenizer, make_dataset, needle_question
 from fwpkm_jax.evaluation import NeedleConfig, Subject
-from fwpkm_jax.evaluation.needle.files import texts_of, write_samples
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.readers.document_reader import read_document
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.reconfigure import with_rule
 from fwpkm_jax.evaluation.record import first_group
-from fwpkm_jax.evaluation.sources import text_sources
+from fwpkm_jax.evaluation.sources import text_sources, texts_of
 from fwpkm_jax.rules import FwPKM
 
 OTHER_QUESTION = "Whoever owns locker {key} opens it with the code "
@@ -71,14 +69,13 @@ def in_other_words(sample: NeedleSample, question_of: str = OTHER_QUESTION) -> N
     return sample._replace(haystack=haystack, question=question)
 
 
-def write_other_needles(path: Path, subject: Subject, *, words: int, samples: int) -> None:
-    """Writes the samples of the needle evaluation of that length in other words."""
+def other_needles(subject: Subject, *, words: int, samples: int) -> list[NeedleSample]:
+    """The samples of the needle evaluation of that length in other words."""
     tokenizer = load_tokenizer(subject.text.tokenizer)
     config = NeedleConfig(haystack_words=(words,), samples=samples)
     texts = texts_of(text_sources(subject.text), tokenizer)
     built = take_samples(texts, config, words=words, seed=subject.seed)
-    header = {"words": words, "seed": subject.seed, "question": OTHER_QUESTION}
-    write_samples(path, map(in_other_words, built), header)
+    return [in_other_words(sample) for sample in built]
 
 
 def gates_at_needles(subject: Subject, *, rows: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from fwpkm_jax.cli import demo_command as demo
 from fwpkm_jax.data import stream_documents
 from fwpkm_jax.data.needles import random_name, random_value
 from fwpkm_jax.run import Run
-from fwpkm_jax.storage.compile_cache import compile_cache
+from fwpkm_jax.storage.compile_cache import use_compile_cache
 
 NUMBERS = 6
 """Of a set."""
@@ -82,11 +82,11 @@ def measure(run: Run, options: Options, length: int) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the line of each length."""
     options = parse(Options, argv, description=__doc__)
-    with compile_cache():
-        run = demo.demo_run()
-        for length in options.read:
-            line = measure(run, options, length) | {"environment": environment_once()}
-            print(json.dumps(line), flush=True)
+    use_compile_cache()
+    run = demo.demo_run()
+    for length in options.read:
+        line = measure(run, options, length) | {"environment": environment_once()}
+        print(json.dumps(line), flush=True)
     return 0
 
 

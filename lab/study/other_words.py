@@ -28,9 +28,8 @@ from benchmarks.machine import environment_once
 from benchmarks.options import parse
 from fwpkm_jax.data import Tokenizer, load_tokenizer, needle_question
 from fwpkm_jax.evaluation import NeedleConfig, Subject
-from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
-from fwpkm_jax.evaluation.sources import text_sources
+from fwpkm_jax.evaluation.sources import text_sources, texts_of
 from fwpkm_jax.generation import generate
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.run import load_run

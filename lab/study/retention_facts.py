@@ -14,10 +14,9 @@ from flax import nnx
 
 from fwpkm_jax.data import TextData, Tokenizer, needle_question
 from fwpkm_jax.evaluation import NeedleConfig
-from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.needle.scores import score_answers
-from fwpkm_jax.evaluation.sources import text_sources
+from fwpkm_jax.evaluation.sources import text_sources, texts_of
 from fwpkm_jax.generation import GenerationState, generate, init_generation
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.models.outputs import Stream

@@ -30,7 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.options import parse
-from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, Subject, run_suite
+from fwpkm_jax.evaluation import (
+    EVALS,
+    NeedleConfig,
+    PerplexityConfig,
+    Subject,
+    run_suite,
+    save_result,
+)
 from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.paper.evaluation.continual import ContinualConfig
 from fwpkm_jax.paper.evaluation.longbench import LongBenchConfig
@@ -180,7 +187,7 @@ def _controls() -> dict[str, tuple[str, Any]]:
         ABLATED: ("ppl", PerplexityConfig(write="off")),
         "needle_reset": ("needle", near),
         "needle_8x_reset": ("needle", replace(near, haystack_words=(long,), samples=120)),
-        OTHER: ("needle", NeedleConfig(sample_files=(), samples=100, readings=(1, 4))),
+        OTHER: ("needle", NeedleConfig(samples=100, readings=(1, 4))),
     }
 
 
@@ -231,10 +238,18 @@ def make_run(name: str, seed: int, only: Sequence[str] = ()) -> dict[str, Any]:
         if (results / f"{evaluation}.json").exists() or not _asked(label, only):
             continue
         began = time.monotonic()
-        one, options = _prepared(subject, label, options, results)
+        one, options = _prepared(subject, label, options)
         if evaluation == "ppl":
             one = replace(one, text_paths=(str(EXCERPTS),))
-        run_suite(one, (evaluation,), directory=results, configs={evaluation: options})
+        if label == OTHER:
+            words = HAYSTACKS["needle_1x"]
+            asked = controls.other_needles(one, words=words, samples=options.samples)
+            found = EVALS[evaluation].run(
+                one, replace(options, haystack_words=(words,)), samples={words: asked}
+            )
+            save_result(found, results)
+        else:
+            run_suite(one, (evaluation,), directory=results, configs={evaluation: options})
         print(f"{directory} {label}: {time.monotonic() - began:.0f} s", flush=True)
     line = {"run": f"{name}:{seed}", "train_loss": round(trained_loss(directory), 5)}
     line |= {label: found for label, found in results_of(directory).items() if _asked(label, only)}
@@ -265,7 +280,7 @@ def _asked(label: str, only: Sequence[str]) -> bool:
     return not only or label in only
 
 
-def _prepared(subject: Subject, label: str, options: Any, results: Path) -> tuple[Subject, Any]:
+def _prepared(subject: Subject, label: str, options: Any) -> tuple[Subject, Any]:
     """What an evaluation reads, if it is not the trained model with the options as they are."""
     if label == WINDOWED:
         return _limited(subject), options
@@ -273,10 +288,6 @@ def _prepared(subject: Subject, label: str, options: Any, results: Path) -> tupl
         return controls.with_still_keys(subject), options
     if label == ABLATED:
         return controls.without_reads(subject), options
-    if label == OTHER:
-        file, words = results / "samples.jsonl", HAYSTACKS["needle_1x"]
-        controls.write_other_needles(file, subject, words=words, samples=options.samples)
-        return subject, replace(options, sample_files=(str(file),))
     return subject, options
 
 

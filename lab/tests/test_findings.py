@@ -16,7 +16,7 @@ from lab.findings import (
     stored,
     text,
 )
-from lab.findings.needles import HALF, OPEN, shares
+from lab.findings.needles import HALF, OPEN, shares, shares_by_seed
 from lab.pages import finding, written
 from lab.study.study import DOMAINS
 from tests.benchmarks.programs import result_lines
@@ -51,6 +51,18 @@ def test_an_interval_over_books_and_seeds_is_that_of_the_only_one_that_varies():
     np.testing.assert_allclose(stored.over_books_and_seeds(many)[1:], alone)
 
 
+def test_an_interval_over_books_and_seeds_is_at_least_as_wide_as_over_either():
+    rng = np.random.default_rng(1)
+    for spread in (0.1, 0.5, 1.0, 3.0):
+        for _ in range(50):
+            values = rng.normal(size=(3, 1)) + spread * rng.normal(size=(1, 8))
+            values = values + rng.normal(size=(3, 8))
+            _, low, high = stored.over_books_and_seeds(values)
+            for axis in (0, 1):
+                _, least, most = stored.over_seeds(values.mean(axis=axis))
+                assert high - low >= (most - least) * (1 - 1e-9)
+
+
 def test_an_interval_over_books_and_seeds_holds_the_mean_of_others():
     rng = np.random.default_rng(0)
 
@@ -74,6 +86,21 @@ def test_all_six_trainings_of_gates_at_a_half_count():
     assert sorted(found) == sorted(shares(HALF, "needle_1x", readings=1))
     assert len(found) == 6
     assert len(shares(OPEN, "needle_1x", readings=1)) == 3
+
+
+def test_trainings_of_one_seed_count_once_in_an_interval():
+    trained = shares(HALF, "needle_1x", readings=1)
+    by_seed = shares_by_seed(HALF, "needle_1x", readings=1)
+    assert len(by_seed) == 3
+    assert np.mean(by_seed) == pytest.approx(np.mean(trained))
+    opened = shares_by_seed(OPEN, "needle_1x", readings=1)
+    assert sorted(opened) == sorted(shares(OPEN, "needle_1x", readings=1))
+
+
+def test_the_formulas_that_were_corrected_are_counted_as_corrected():
+    own = [x for x in lines("state_tracking_cpu.jsonl") if x["rule"] in ("comba", "rwkv7")]
+    assert {line["environment"]["date"] >= "2026-11-27" for line in own} == {True}
+    assert len(own) == 18
 
 
 def test_the_loss_of_unseen_books_is_of_every_book_and_training():
@@ -110,7 +137,7 @@ def test_each_domain_is_left_unread_once_in_every_training(name):
         left_out = [x["change"]["unread"] for x in own if x["run"] == training]
         assert sorted(left_out) == sorted([domain] for domain in DOMAINS)
     found = forgetting.unread(name)
-    assert found.trainings == len(trainings)
+    assert found.seeds == len(trainings)
     # As many domains are read in each line, and as many moments follow.
     changes = [x["change"] for x in own]
     gains = -np.mean([np.array(x["own"])[:, 0] for x in changes])
@@ -127,9 +154,9 @@ def test_what_a_control_shows_depends_on_its_interval():
 
     assert control(1, 9, 2).largest == ("b", 1.5)
     said = {
-        (2, 3, 4): "above zero in 3 of 3 pairs of domain and training, shows adaptation",
-        (1, 2, 9): "above zero in 3 of 3 pairs of domain and training, is too uncertain to show",
-        (-1, 2, 9): "above zero in 2 of 3 pairs of domain and training, is too uncertain to show",
+        (2, 3, 4): "above zero in 3 of 3 pairs of domain and seed, shows adaptation",
+        (1, 2, 9): "above zero in 3 of 3 pairs of domain and seed, is too uncertain to show",
+        (-1, 2, 9): "above zero in 2 of 3 pairs of domain and seed, is too uncertain to show",
     }
     for differences, words in said.items():
         assert words in forgetting.difference(control(*differences))
@@ -195,8 +222,10 @@ def test_a_pkm_above_is_said_with_what_its_lines_found(recipe, said):
         for way in ("written", "neighbours, gates open")
     )
     shown = f"{said}: {written:.2f}, exact neighbours with open gates {opened:.2f}"
-    assert shown in lookup.answer()
-    (row,) = (x for x in lookup.notes().splitlines() if x.startswith(f"| FwPKM, PKM above, {said}"))
+    assert shown in lookup.notes()
+    (row,) = (
+        x for x in lookup.results().splitlines() if x.startswith(f"| FwPKM, PKM above, {said}")
+    )
     assert row.endswith(", ".join(f"{x:.2f}" for x in found["written"]["gates"]) + " |")
 
 

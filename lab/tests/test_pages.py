@@ -8,7 +8,7 @@ from benchmarks.processes import ROOT
 from lab.comparison.mqar_tables import rates_table as mqar_rates_table
 from lab.comparison.mqar_tables import recall_by_seed
 from lab.comparison.tables import spans_table, state_tracking_table
-from lab.findings import FINDINGS
+from lab.findings import FINDINGS, drawing
 from lab.pages import RESULTS
 from lab.study.plain_text import rates_table
 from lab.study.tables import control_table, needle_table, still_table
@@ -66,9 +66,20 @@ def test_a_table_is_replaced_by_the_rows_that_its_comment_asks_for(folders, caps
 def test_every_finding_with_a_picture_is_drawn(folders, tmp_path, capsys):
     _, options = folders
     run("lab.pages", *options, "--draw", "--images", tmp_path / "images")
-    drawn = {path.stem for path in (tmp_path / "images").glob("*.png")}
-    assert drawn == {*FINDINGS} - {"readme", "objections"}
-    assert all(path.stat().st_size > 5_000 for path in (tmp_path / "images").glob("*.png"))
+    drawn = {path.stem: path.read_text() for path in (tmp_path / "images").glob("*.svg")}
+    assert drawn.keys() == {*FINDINGS} - {"readme", "objections"}
+    for name, picture in drawn.items():
+        assert "prefers-color-scheme: dark" in picture
+        assert len(picture) > 5_000
+        assert (ROOT / f"docs/images/findings/{name}.svg").exists()
+
+
+def test_a_picture_has_a_colour_for_a_dark_page_for_each_of_its_colours():
+    with pytest.raises(ValueError, match=r"#123456.*add one to ON_DARK"):
+        drawing.in_both_themes('<svg><defs></defs><path style="fill: #123456"/></svg>')
+    themed = drawing.in_both_themes(f'<svg><defs></defs><path style="fill: {drawing.BLUE}"/></svg>')
+    assert 'style="fill: var(--1f6fb4)"' in themed
+    assert f"--1f6fb4: {drawing.ON_DARK[drawing.BLUE]}" in themed
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from flax import nnx
 
 from fwpkm_jax.config import load_config
 from fwpkm_jax.evaluation import Subject
-from fwpkm_jax.evaluation.needle.files import read_samples
 from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.training.optimizer import make_optimizer
 from fwpkm_jax.training.state import init_state, model_graph
@@ -99,7 +98,14 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
     monkeypatch.setattr(study, "run_suite", run_suite)
     monkeypatch.setattr(controls, "with_still_keys", lambda subject: f"{subject} still")
     monkeypatch.setattr(controls, "without_reads", lambda subject: f"{subject} ablated")
-    monkeypatch.setattr(controls, "write_other_needles", lambda file, subject, **sizes: None)
+    monkeypatch.setattr(controls, "other_needles", lambda subject, **sizes: [])
+    needle = SimpleNamespace(run=lambda subject, options, samples: "needle")
+    monkeypatch.setattr(study, "EVALS", {"needle": needle})
+    monkeypatch.setattr(
+        study,
+        "save_result",
+        lambda found, directory: run_suite("", (found,), directory=directory, configs={}),
+    )
     monkeypatch.setattr(study, "trained_loss", lambda directory: 1.5)
     monkeypatch.setattr(study, "tables", lambda lines, **names: ["table"])
     out = tmp_path / "lines.jsonl"
@@ -223,12 +229,8 @@ def test_a_memory_with_still_keys_moves_its_values_alone(subject):
         assert bool(np.any(before.keys != after.keys)) == moved
 
 
-def test_needles_in_other_words_keep_keys_and_answers(subject, tmp_path):
-    path = tmp_path / "samples.jsonl"
-    controls.write_other_needles(path, subject, words=56, samples=3)
-    header, samples = read_samples(path)
-    assert header["words"] == 56
-    samples = list(samples)
+def test_needles_in_other_words_keep_keys_and_answers(subject):
+    samples = controls.other_needles(subject, words=56, samples=3)
     assert len(samples) == 3
     for sample in samples:
         assert "secret number" not in sample.haystack + sample.question

@@ -58,6 +58,7 @@ def add_rms_norm(
         total = x if branch is None else x + branch
         scale = jnp.expand_dims(scale, range(x.ndim - 1))
         return AddRMSNorm(total, (rms_normalize(total, eps=eps) * scale).astype(x.dtype))
+    # Kernels see rows; leading axes make no difference to a norm.
     terms = (y if y is None else y.reshape(-1, y.shape[-1]) for y in (x, branch))
     results = run_kernels(module_of("add_rms_norm", chosen), *terms, scale, eps=float(eps))
     return AddRMSNorm(*(y.reshape(x.shape) for y in results))

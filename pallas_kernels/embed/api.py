@@ -38,6 +38,7 @@ def embed(
     """
     chosen = EMBED.choose(backend, table, tokens)
     if chosen == "reference":
+        # Filled, not clipped: an id outside must not read like the last row.
         return table.at[tokens].get(mode="fill", fill_value=jnp.nan)
     return _rows(chosen, table.shape[0], table, tokens)
 

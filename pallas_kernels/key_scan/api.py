@@ -1,52 +1,26 @@
-"""What goes over the chunks of a memory's keys: kernels that fit the arrays, or plain XLA."""
+"""What goes over the chunks of a memory's keys in place of plain XLA."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SubKeys
 from fwpkm_jax.core.slots.keys.scan import KeyLoops
 from fwpkm_jax.core.slots.write import KeyWrite
-from pallas_kernels.dispatch import (
-    Backend,
-    Kernel,
-    Operation,
-    module_of,
-)
+from pallas_kernels.dispatch import Kernel, Operation, module_of
 from pallas_kernels.product_top_k import api as product_top_k
 from pallas_kernels.refusals import LANES, refusal
 
 
-def key_loops(
-    keys: SubKeys,
-    queries: Float[Array, "chunks tokens heads key"],
-    *,
-    top_k: int,
-    key_write: KeyWrite,
-    backend: Backend = "auto",
-) -> KeyLoops:
-    """The loops for such keys and queries.
+def key_loops(kernel: Kernel, top_k: int) -> KeyLoops:
+    """The loops of a device's kernels, for so many chosen sub-keys of each codebook.
 
-    A loop of kernels reads each chunk where it lies and writes the sub-keys in place; it selects by
-    the kernel of `product_top_k`. Inputs that they do not take get the loops of
-    `core.slots.keys.scan`, also with `pallas`: their selection may still be a kernel.
-
-    Args:
-      keys: of one memory, `[heads, 2, subkeys, key // 2]`.
-      queries: of every chunk, in the dtype of the keys or in bfloat16.
-      top_k: chosen sub-keys of each codebook.
-      key_write: how the keys move.
-      backend: "auto", "reference" or "pallas".
+    They read each chunk where it lies and write the sub-keys in place; they select by the kernel
+    of `product_top_k`. `KEY_SCAN.choose(backend, keys, queries, top_k, key_write)` says whether
+    they take the arrays of one memory: keys `[heads, 2, subkeys, key // 2]` and the queries of
+    every chunk `[chunks, tokens, heads, key]`, in the dtype of the keys or in bfloat16.
     """
-    by_request = "auto" if backend == "pallas" else backend
-    chosen = KEY_SCAN.choose(by_request, keys, queries, top_k, key_write)
-    return KeyLoops() if chosen == "reference" else loops_of(chosen, top_k)
-
-
-def loops_of(kernel: Kernel, top_k: int) -> KeyLoops:
-    """The loops of a device's kernels."""
     gpu = module_of("key_scan", kernel)
     return KeyLoops(functools.partial(gpu.forward, top_k), gpu.backward, gpu.to_queries)
 
@@ -59,6 +33,7 @@ def _refuses(
     chunk = jax.ShapeDtypeStruct(queries.shape[1:], dtype)
     (_, tokens, _, _), (_, _, subkeys, half) = queries.shape, keys.shape
     score, loss_weight = key_write.score, key_write.loss_weight
+    # Other keys do not move by the kernels' formula, or not at all.
     no_gradient = score != "idw" or loss_weight == 0
     return product_top_k.refuses(kernel, chunk, keys, top_k=top_k) or refusal(
         (no_gradient, f"score={score} with loss_weight={loss_weight}"),

@@ -56,6 +56,7 @@ def _forward(top_k, key_write, keys, queries, token_weights):
     chunks, tokens = token_weights.shape
     codebooks = 2 * heads
     rows = queries.reshape(chunks, tokens, codebooks * half)
+    # The queries do not change, so they are split into bfloat16 terms once.
     row_terms = query_terms(rows)
     first = keys.reshape(codebooks, subkeys, half)
     # Otherwise XLA fills constant weights in anew for every chunk.
@@ -93,6 +94,7 @@ def _forward(top_k, key_write, keys, queries, token_weights):
         history, sums_of = (jax.freeze(x) for x in refs[:2])
         return (chunk + 1, history, sums_of, terms, norms, ids, scores), usage.access
 
+    # Every chunk's keys stay: the backward pass reads them.
     history = jnp.zeros((chunks + 1, *first.shape), first.dtype).at[0].set(first)
     chosen = (chunks, codebooks, top_k, tokens)
     start = (
@@ -146,6 +148,7 @@ def _backward(key_write, keys_bar, chunks, steps):
         # Kept for the queries, whose cotangents are computed for all chunks at once.
         pulls = jax.lax.dynamic_update_index_in_dim(pulls, new, chunk, 0)
         sums, of_sub_keys = add(row_terms, at, ids, pulls, subkeys=subkeys)
+        # Writes the cotangents of the keys before the step behind those after it.
         moved = _stepped_back(bars, at, history, step_totals, sums, of_sub_keys, **factors)
         return (chunk - 1, *moved, pulls), None
 

@@ -14,7 +14,7 @@ from fwpkm_jax.core.slots.keys.scan import KeyLoops, key_scan
 from fwpkm_jax.core.slots.write import KeyWrite
 from pallas_kernels.checks import relative_errors, require
 from pallas_kernels.dispatch import Kernel
-from pallas_kernels.key_scan.api import loops_of
+from pallas_kernels.key_scan.api import key_loops
 from pallas_kernels.product_top_k import specs as product_top_k_specs
 from pallas_kernels.spec import Spec
 
@@ -55,7 +55,7 @@ def check(kernel: Kernel) -> None:
     """Raises AssertionError if this device's kernels differ from plain XLA."""
     product_top_k_specs.check(kernel)
     for spec in (spec for spec in SPECS if spec.name in CHECKED):
-        loops = loops_of(kernel, spec.top_k), KeyLoops()
+        loops = key_loops(kernel, spec.top_k), KeyLoops()
         for dtype in DTYPES:
             errors = errors_of(spec, *loops, dtype=dtype)
             require(errors, CHECK_RATIO, f"{spec.name}, {dtype}")

@@ -55,8 +55,10 @@ def mix_rms_norm(
         gate = gate[..., None]
         return rms_normalize(gate * x + (1.0 - gate) * y, eps=eps).astype(dtype)
     batch, length, width = x.shape
+    # Without whole chunks the rows come in the order of the batch.
     if chunk_size is None or length % chunk_size or batch % sequences:
         sequences, chunk_size = 1, length
+    # A view of the order that the rows lie in, so that no copy turns them.
     laid = x.reshape(
         batch // sequences, sequences, length // chunk_size, chunk_size, width
     ).swapaxes(1, 2)

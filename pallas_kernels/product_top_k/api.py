@@ -90,6 +90,7 @@ def select_slots(
     """
     choice = choose_sub_keys(queries, keys, top_k=top_k, score=score, backend=backend)
     slot_ids, slot_scores = pair_sub_keys(choice, num_subkeys=keys.shape[2], backend=backend)
+    # The softmax over a few scores is left to XLA, which fuses it with what follows.
     weights = slot_weights(
         slot_scores,
         normalization=normalization,

@@ -124,6 +124,7 @@ def backward(
                 new, bar = (y.astype(jnp.float32) for y in tiles)
                 inputs = [*recent, new]
                 here = visible(inputs, sees)
+                # Computed again from the inputs: the forward pass stores no sum.
                 mixed = weighted_sum(tap, here)
                 y, sigmoid = activated(mixed)
                 if block.part.head is not None:
@@ -192,6 +193,7 @@ def backward(
             [y.reshape(*y.shape[:-2], -1) for y in of_blocks if y is not None], axis=-1
         )
 
+    # Programs sum their own tiles; the sum over tiles is XLA's, in a fixed order.
     d_weight = [y if y is None else jnp.sum(y, axis=(0, 1)) for y in out["weight"]]
     d_before, d_weight = joined(out["before"]), joined(d_weight)
     d_x = out["x"].reshape(x.shape)

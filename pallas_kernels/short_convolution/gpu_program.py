@@ -99,6 +99,7 @@ def plan(groups: int, parts: Sequence[Part]) -> Plan | str:
         return _plan(groups, parts, None)
     heads = {part.head for part in parts if part.head is not None}
     refusal = ""
+    # A norm needs whole heads in a row; without one any width that fits will do.
     for unit in heads or (64, 128, 256, 32):
         found = _plan(1, parts, unit) if len(heads) < 2 else f"heads of {sorted(heads)} columns"
         if isinstance(found, Plan):
@@ -116,6 +117,7 @@ def _plan(groups: int, parts: Sequence[Part], unit: int | None) -> Plan | str:
         rows, width = (groups, part.width) if unit is None else (part.width // unit, unit)
         if unit is not None and part.width % unit:
             return f"{part.width} columns, which are no multiple of {unit}"
+        # The widest loads first.
         vector = next((n for n in VECTORS if _fits(rows, width, n)), None)
         if vector is None:
             return f"{rows} rows of {width} columns"
@@ -128,6 +130,7 @@ def _plan(groups: int, parts: Sequence[Part], unit: int | None) -> Plan | str:
 
 def _fits(rows: int, width: int, vector: int) -> bool:
     """Whether whole warpgroups cover the rows, with each row in one warp."""
+    # A row must not lie over two warps, whose threads share no registers.
     if width % vector or WARP % (width // vector):
         return False
     return rows % (WARPGROUP * vector // width) == 0
@@ -164,6 +167,7 @@ def for_each_block(blocks: Sequence[Block], body: Any) -> None:
         start, stop = first, first + block.programs
         first = stop
 
+        # One grid serves all blocks: a second launch would cost more than idle branches.
         @pl.when((program >= start) & (program < stop))
         def _(number: int = number, block: Block = block, start: int = start):
             body(number, block, (program - start) * block.rows_here)

@@ -13,7 +13,7 @@ from fwpkm_jax.core.slots.values.scan import value_scan
 from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
 from pallas_kernels.checks import relative_errors, require
 from pallas_kernels.dispatch import Kernel
-from pallas_kernels.row_ops import ops_of
+from pallas_kernels.row_ops import row_ops
 from pallas_kernels.slot_add.api import SlotAdd, slot_add
 from pallas_kernels.slot_read import specs as slot_read_specs
 from pallas_kernels.slot_read.specs import CHECK_RATIOS, CHECKED, RowSpec
@@ -84,5 +84,5 @@ def exchange_errors(spec: RowSpec, kernel: Kernel) -> dict[str, float]:
         read, back, written = jax.vjp(scan, rows, has_aux=True)
         return read, written, back(read)[0]
 
-    actual, expected = (results(ops, arrays["values"], rows) for ops in (ops_of(kernel), RowOps()))
+    actual, expected = (results(ops, arrays["values"], rows) for ops in (row_ops(kernel), RowOps()))
     return relative_errors(actual, expected)

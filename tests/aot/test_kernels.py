@@ -14,7 +14,7 @@ from benchmarks.compiled.assembler import assembled
 from fwpkm_jax.core.slots.keys.addressing import best_sub_keys
 from fwpkm_jax.core.slots.keys.scan import key_scan
 from fwpkm_jax.core.slots.write import KeyWrite
-from pallas_kernels.key_scan.api import loops_of
+from pallas_kernels.key_scan.api import key_loops
 from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.product_top_k.api import WIDEST_HALF
 from pallas_kernels.slot_add.tpu import RESIDENT
@@ -138,7 +138,7 @@ def test_on_an_h100_the_key_scans_kernels_spill_no_registers(half, dtype):
         key_scan,
         find=functools.partial(best_sub_keys, top_k=8),
         key_write=KeyWrite(learning_rate=1.0, loss_weight=1.0, score="idw"),
-        loops=loops_of("gpu", 8),
+        loops=key_loops("gpu", 8),
     )
 
     def moved(*arrays):

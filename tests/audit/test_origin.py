@@ -1,29 +1,26 @@
 """Where answers come from: questions, conditions, tests and intervals, and their planted faults."""
 
+import contextlib
 import itertools
 import json
+import os
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fwpkm_jax.audit import Answer, answers_freely, covers, first_write, headline, origin_lines
-from fwpkm_jax.audit.asking import (
-    _forced_logits,
-    _last_logits,
-    _read,
-    answers_of,
-    generates_freely,
-    other_paths,
-)
+from fwpkm_jax.audit import Answer, covers, first_write, headline, origin_lines
+from fwpkm_jax.audit.asking import answers_of, ask, last_logits, other_paths, read_texts
 from fwpkm_jax.audit.bundle import recomputed, write_bundle
-from fwpkm_jax.audit.origin import mcnemar
+from fwpkm_jax.audit.origin import figures, mcnemar
+from fwpkm_jax.audit.paths import ModelProgram
 from fwpkm_jax.audit.questions import Question, Questions, questions_of
-from fwpkm_jax.audit.trace import traced
 from fwpkm_jax.data import NeedleMix, RecallData, TextData
 from fwpkm_jax.evaluation.intervals import bootstrap
 from fwpkm_jax.evaluation.sources import sha256
+from fwpkm_jax.generation import generate, init_generation
 from fwpkm_jax.io.untrusted import OutsideFileError
 from tests.audit.conftest import make_subject
 
@@ -129,9 +126,11 @@ def test_an_answer_that_needs_no_statement_is_a_leak():
 
 
 def test_pairs_are_tested_by_mcnemar():
-    line = line_of(answers("written", 20) + answers("reset", 12), "written against reset")
-    assert line.numbers["difference"] == pytest.approx(8 / 24)
-    assert line.numbers["mcnemar_p"] == pytest.approx(2 / 2**8)
+    line = line_of(answers("written", 20) + answers("reset", 12), "recall, reset")
+    found = line.numbers["written against it"]
+    assert found["exact"] == pytest.approx(8 / 24)
+    assert found["mcnemar_p"] == pytest.approx(2 / 2**8)
+    assert "Written: +0.333 [" in line.text
 
 
 def test_mcnemars_exact_test_counts_the_pairs_that_differ():
@@ -165,8 +164,11 @@ def test_the_share_that_a_window_covers_is_told():
     found = [
         one._replace(distance=5) if one.question == 3 else one for one in answers("written", 9)
     ]
-    line = line_of(found, "what windows cover")
-    assert line.text.startswith("Mixers look 6 tokens back: 6 of 24 values lie within.")
+    told = figures(found)
+    assert told["what windows cover"].startswith(
+        "Mixers look 6 tokens back: 6 of 24 values lie within."
+    )
+    assert told["recall, written"].startswith("Exact 0.375 [")
 
 
 @pytest.mark.thorough
@@ -177,7 +179,9 @@ def test_a_window_that_covers_the_needle_is_named(window, verdict):
     questions = questions_of(subject, texts=2, length=None)
     texts = [np.concatenate([x, np.zeros_like(x[:, :8])], axis=1)
              for x in (questions.texts, questions.others)]  # fmt: skip
-    logits = [_last_logits(subject, questions, one, write=False, keep_caches=True) for one in texts]
+    program = ModelProgram(subject.model, subject.memory)
+    options = {"write": False, "keep_caches": True}
+    logits = [last_logits(program, questions, one, **options) for one in texts]
     line = covers("needles", *logits)
     assert line.verdict == verdict
     if verdict == "fail":
@@ -187,31 +191,25 @@ def test_a_window_that_covers_the_needle_is_named(window, verdict):
 
 
 @pytest.mark.thorough
-def test_an_accuracy_on_forced_digits_is_named(facts, questions):
-    longer = questions._replace(
-        questions=[
-            [Question(one.tokens, np.array([one.answer[0], 3, 5]), one.stated) for one in asked]
-            for asked in questions.questions
-        ]
-    )
-    model = facts.model
-    state = _read(facts, longer.texts, write=True)
-
-    def forced(texts, asked, expected):
-        """Each token behind the right ones before it, as many accuracies are computed."""
-        given = longer._replace(
-            questions=[
-                [Question(tokens, value, 0)] for tokens, value in zip(asked, expected, strict=True)
-            ]
-        )
-        return np.argmax(_forced_logits(model, state.stream, given, 0), axis=-1)
-
-    tokens = [asked[0].tokens for asked in longer.questions]
-    values = np.stack([asked[0].answer for asked in longer.questions])
-    line = answers_freely("forced", forced, longer.texts, tokens, values, (values + 7) % 24)
-    assert line.verdict == "fail"
-    assert line.text.endswith("an accuracy on forced digits, which is no recall.")
-    assert generates_freely(facts, longer).verdict == "pass"
+def test_answers_are_those_of_generate_and_beside_them_what_right_tokens_make_likely(
+    facts, questions
+):
+    """Values of three tokens, questions of several lengths, and `generate` as the reference."""
+    rng = np.random.default_rng(2)
+    row = [Question(rng.integers(24, size=n), rng.integers(24, size=3), 0) for n in (1, 3, 2)]
+    longer = questions._replace(questions=[[one] for one in row])
+    program = ModelProgram(facts.model, facts.memory)
+    spoken, given = ask(program, read_texts(program, longer.texts, write=True), row, longer)
+    for text, one, tokens, logits in zip(longer.texts, row, spoken, given, strict=True):
+        state = init_generation(facts.model, facts.memory, batch=1, max_length=64)
+        state = generate(facts.model, [text], state, max_new_tokens=0).state
+        options: dict[str, Any] = {"write": False, "keep_state": True}
+        out = generate(facts.model, [one.tokens], state, max_new_tokens=3, **options)
+        np.testing.assert_array_equal(out.tokens[0], tokens)
+        for number in range(3):
+            forced = np.concatenate([one.tokens, one.answer[:number]])
+            out = generate(facts.model, [forced], state, max_new_tokens=0, **options)
+            np.testing.assert_allclose(out.state.logits[0], logits[number], atol=1e-4)
 
 
 @pytest.mark.thorough
@@ -234,12 +232,20 @@ def test_every_condition_asks_every_question(facts, questions):
     assert {one.written for one in found if one.distance > 9} == {True}
 
 
-@pytest.mark.thorough
-def test_storage_addressing_and_readout_are_told_apart(facts, questions):
-    numbers = traced(facts, questions).numbers
-    assert numbers["tokens"] == 3 * 4
-    assert 0 < numbers["stored"] < 1  # Later tokens overwrite the 16 slots; the last wait.
-    assert 0 <= numbers["addressed"] <= numbers["stored"]
+def test_a_memory_whose_reads_ignore_it_fails_and_one_that_adds_zero_is_skipped(facts, questions):
+    memory_layer = facts.model.blocks[0].memory
+    assert other_paths(facts, questions).verdict == "pass"
+    kept = memory_layer.out_proj.kernel[...]
+    try:
+        memory_layer.out_proj.kernel[...] = 0 * kept
+        with pytest.raises(ValueError, match="the memory adds zero to the logits"):
+            other_paths(facts, questions)
+    finally:
+        memory_layer.out_proj.kernel[...] = kept
+    ignored = questions._replace(others=questions.texts)
+    line = other_paths(facts, ignored)
+    assert line.verdict == "fail"
+    assert line.text.endswith("it cannot fail.")
 
 
 def test_a_first_write_that_destroys_is_named():
@@ -254,9 +260,8 @@ def test_a_first_write_that_destroys_is_named():
 def test_the_headline_is_computed_again_from_the_bundle(tmp_path):
     found = answers("written", 12) + answers("frozen", 0)
     write_bundle(tmp_path, origin_lines(found), found, title="Audit", provenance={})
-    told, lines = recomputed(tmp_path)
-    assert told == headline(found)
-    assert lines == origin_lines(found)
+    again = recomputed(tmp_path)
+    assert again == (headline(found), figures(found), origin_lines(found))
     # Answers that say something else, under a manifest that was made to fit.
     rows = (tmp_path / "answers.jsonl").read_text().replace('"exact": false', '"exact": true')
     (tmp_path / "answers.jsonl").write_text(rows)
@@ -264,4 +269,51 @@ def test_the_headline_is_computed_again_from_the_bundle(tmp_path):
     manifest["files"]["answers.jsonl"] = sha256(tmp_path / "answers.jsonl")
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(OutsideFileError, match=r"and its answers give 'Of 24 stated values 1.000"):
+        recomputed(tmp_path)
+
+
+ODD = ["x", None, [1], {"a": 1}, 5, -1, 1e308, float("inf"), float("nan"), 10**400, True]
+
+
+def change(folder, rows):
+    """Other answers, under a manifest that was made to fit."""
+    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["answers.jsonl"] = sha256(folder / "answers.jsonl")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_bundle_with_values_of_any_kind_is_refused_in_one_line(tmp_path):
+    found = answers("written", 12) + answers("frozen", 0)
+    write_bundle(tmp_path, origin_lines(found), found, title="Audit", provenance={})
+    rows = [one._asdict() for one in found]
+    for name, value in itertools.product(rows[0], ODD):
+        change(tmp_path, [{**row, name: value} if n < 3 else row for n, row in enumerate(rows)])
+        with contextlib.suppress(OutsideFileError):  # No other error; a value may also fit.
+            recomputed(tmp_path)
+    for some in ([], rows[-24:], [{**row, "document": n} for n, row in enumerate(rows)]):
+        change(tmp_path, some)
+        with pytest.raises(OutsideFileError, match="and its answers give"):
+            recomputed(tmp_path)
+    for name, value in {
+        "run": None,
+        "exact": 1,
+        "distance": -1,
+        "chance": 2.0,
+        "nats": 1e308,
+    }.items():
+        change(tmp_path, [{**rows[0], name: value}])
+        with pytest.raises(OutsideFileError, match=f"line 1 is no answer \\({name} is "):
+            recomputed(tmp_path)
+
+
+def test_a_bundle_that_is_too_large_is_refused_before_it_is_read(tmp_path):
+    write_bundle(tmp_path, [], [], title="Audit", provenance={})
+    with (tmp_path / "answers.jsonl").open("wb") as file:
+        file.truncate(3 * 2**30)
+    with pytest.raises(OutsideFileError, match="has more than 67,108,864 bytes"):
+        recomputed(tmp_path)
+    (tmp_path / "answers.jsonl").unlink()
+    os.mkfifo(tmp_path / "answers.jsonl")
+    with pytest.raises(OutsideFileError, match="is no file of bytes on a disk"):
         recomputed(tmp_path)

@@ -2,8 +2,12 @@
 
 import json
 
-from fwpkm_jax.audit.model_paths import model_causality
+from fwpkm_jax.audit.model_paths import model_lines
 from tests.audit.conftest import make_subject
 
 if __name__ == "__main__":
-    print(json.dumps({line.name: line.verdict for line in model_causality(make_subject())}))
+    print(
+        json.dumps(
+            {f"{one.section}, {one.name}": one.verdict for one in model_lines(make_subject())}
+        )
+    )

@@ -504,7 +504,7 @@ def test_an_account_stands_beside_the_one_before():
     head, _, *rows = account_table(
         [account("a", 2.0, products=3.0, gone=1.0), account("a", 1.0, products=2.0)]
     ).splitlines()
-    assert head.endswith("| H200 by the account, ms (before) | measured, ms | before, ms |")
+    assert head.endswith("| H200 by the cost model, ms (before) | measured, ms | before, ms |")
     assert rows == [
         "| products | 1,000 (1,000) | 2.0 (3.0) | 0.5 (0.5) | 1.0 | 2.0 |",
         "| gone | 0 (1,000) | 0.0 (1.0) | 0.0 (0.5) | 0.0 | 2.0 |",
@@ -513,7 +513,7 @@ def test_an_account_stands_beside_the_one_before():
     later = account("a", 0.0, products=3.0, gone=0.5)
     del later["measured_on"]
     head, _, *rows = account_table([account("a", 2.0, products=3.0, gone=1.0), later]).splitlines()
-    assert head.endswith("| GB (before) | H200 by the account, ms (before) |")
+    assert head.endswith("| GB (before) | H200 by the cost model, ms (before) |")
     assert rows == [
         "| gone | 1,000 (1,000) | 0.5 (1.0) | 0.5 (0.5) |",
         "| all | 3,000 (3,000) | 9.0 (9.0) | 1.0 (1.0) |",
@@ -526,7 +526,7 @@ def test_variants_that_were_not_timed_have_no_row():
     row = {"model": "a", "variant": "all", "milliseconds": 62.875, "milliseconds_spread": 1.5}
     row |= {"samples_per_second": 127.24, "final_loss": 0.45882}
     *_, only = steps_table([row, {"model": "a", "variant": "both", "failed": "late"}]).splitlines()
-    assert only == "| `a` | `all` | 62.88 | 1.50 | 127.2 | 0.4588 |"
+    assert only == "| `a` | `all` | 62.9 | 1.5 | 127 | 0.4588 |"
 
 
 def test_a_table_has_a_kernels_schedule_beside_the_one_before():

@@ -33,6 +33,14 @@ def test_a_model_that_is_not_installed_says_the_command(monkeypatch, tmp_path, c
     assert "is of the model of numbers" in capsys.readouterr().err
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused_at_once(tmp_path, capsys):
+    (tmp_path / "short.txt").write_text("x")
+    assert main(["demo", "--memory", str(tmp_path / "short.txt")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "short.txt is a file; name a folder, which may be new." in shown.err
+
+
 @pytest.mark.thorough
 def test_numbers_are_known_after_a_restart_and_none_without_writing(capsys):
     assert main(["demo"]) == 0

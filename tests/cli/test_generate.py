@@ -91,7 +91,7 @@ def test_what_is_read_is_written_before_the_prompt(text_run):
 def test_a_run_on_generated_tokens_has_no_text(program):
     code, shown = program("--prompt=A", data=RECALL, step=3)
     assert code == 2
-    assert "trained on RecallData, whose tokens are no text" in shown
+    assert "trained on RecallData, whose tokens are no text; choose a run on text, such as" in shown
     code, shown = program("--prompt=A", data=RECALL)
     assert code == 2
     assert shown == (

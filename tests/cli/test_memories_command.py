@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -51,6 +52,8 @@ def test_memories_are_listed_described_and_deleted(program, tmp_path):
     sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
     assert last == f"4 in {folder}, {sum(sizes):,} bytes with what forks share."
 
+    assert found["alice@day"][-3:] == ["point", "of", "alice"]
+
     code, shown = program("--show", "alice")
     assert code == 0
     assert shown.startswith(f"alice: {' '.join(read)} tokens read, saved {about.saved} (caches, ")
@@ -68,9 +71,33 @@ def test_memories_are_listed_described_and_deleted(program, tmp_path):
     assert not list(folder.rglob("*.safetensors"))
 
 
+def test_memories_are_forked_and_go_back_to_points(program, tmp_path):
+    folder, model = tmp_path / "memories", make_model(ONE)
+    first, second = (make_state(model, seed=seed) for seed in (1, 2))
+    memories.save(folder, "alice", first, model=model)
+    assert program("--fork", "alice", "bob") == (0, "Forked 'alice' as 'bob'.\n")
+    assert program("--fork", "alice", "alice@monday")[0] == 0
+    memories.save(folder, "alice", second, model=model)
+    assert program("--restore", "alice", "alice@monday") == (
+        0,
+        "Made 'alice' again what 'alice@monday' is.\n",
+    )
+    for name in ("alice", "bob"):
+        again = memories.load(folder, name, model)
+        jax.tree.map(np.testing.assert_array_equal, again.stream.memory, first.stream.memory)
+    rows = {row.split()[0]: " ".join(row.split()) for row in program()[1].splitlines()}
+    assert rows["alice"].endswith(" its point alice@monday")
+    assert rows["alice@monday"].endswith(" point of alice")
+
+
 def test_what_the_command_cannot_do_is_one_line(program, tmp_path):
     for arguments, message in (
-        (("--show", "alice"), f"There is no memory 'alice' in {tmp_path / 'memories'}, but no mem"),
+        (
+            ("--show", "alice"),
+            f"There is no memory 'alice' in {tmp_path / 'memories'}, which holds none.",
+        ),
+        (("--fork", "alice", "bob"), "There is no memory 'alice' in "),
+        (("--show", "a", "--restore", "a", "b"), "show='a' and restore=('a', 'b') are two command"),
         (("--delete", "../x"), "name='../x' must be 1 to 100 ASCII letters"),
     ):
         code, shown = program(*arguments)

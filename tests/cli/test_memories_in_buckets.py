@@ -80,7 +80,7 @@ def test_a_run_in_a_bucket_keeps_its_memories_there(program, text_run, monkeypat
         assert memories.names(folder) == ("start-0",)
         code, _, errors = program("memories", address, "--show=anna")
         assert code == 2
-        assert f"There is no memory 'anna' in {folder}, but start-0." in errors
+        assert f"There is no memory 'anna' in {folder}; there are start-0." in errors
         none = f"{address}/none/config.json does not exist; {address}/none holds no run.\n"
         assert program("memories", f"{address}/none") == (2, "", f"fwpkm memories: {none}")
 

@@ -81,8 +81,13 @@ REFUSED = (
 ONE_LINE = (
     ("train recall --lr 3e-4", "--lr is not an option; use --optimizer.learning_rate."),
     ("train --base r", "--base r starts a new run; name its --run_dir."),
+    ("train --add_memory", "--add_memory puts memories into a trained run; name it, --base RUN."),
     ("train recal", "There is no shipped config 'recal'; the nearest name is recall. fwpkm conf"),
     ("train recall --plugins no.such", "plugins names the module no.such, which is not installed"),
+    (
+        "train recall --model.fast_weight.rule.num_subkeys 65536",
+        "The state of this run takes 1.1 TB (params 481 kB, optimizer 963 kB, memory 1.1 TB)",
+    ),
     ("eval nowhere", "nowhere/config.json does not exist; nowhere holds no run."),
     ("generate r --memories x", "memories='x' has no effect without --memory NAME"),
 )

@@ -1,6 +1,7 @@
 """Checks of arguments: axes by name, trees by shape."""
 
 import doctest
+import re
 from functools import partial
 
 import jax
@@ -39,6 +40,13 @@ def test_axes_of_one_name_have_one_size_and_come_back():
         sizes={"length": 3},
     )
     assert sizes == {"batch": 2, "length": 3, "places": 1}
+
+
+@pytest.mark.parametrize(("shape", "added"), [((2, 8, 6), "x[:, :, None]"), ((8, 1, 6), "x[None]")])
+def test_the_axis_that_is_missing_is_named(shape, added):
+    sizes = {"heads": 1, "key": 6}
+    with pytest.raises(ValueError, match=re.escape(f"add one, as {added}.")):
+        check_arrays(x=(jnp.zeros(shape), "float batch length heads key"), sizes=sizes)
 
 
 def test_what_is_no_array_is_named():

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from fwpkm_jax.core.chunks import (
     Chunk,
     StepOutput,
+    from_chunks,
     map_groups,
-    merge_chunks,
     merge_groups,
     scan_chunks,
-    split_chunks,
     split_groups,
+    to_chunks,
 )
 
 
@@ -30,13 +30,16 @@ def test_chunks_hold_the_same_times_of_all_sequences_and_merge_back(
     batch, num_chunks, chunk_size, rest
 ):
     rest = min(rest, chunk_size - 1)
-    length = num_chunks * chunk_size
-    x = np.arange(batch * (length + rest) * 2).reshape(batch, length + rest, 2)
-    chunks = split_chunks(jnp.asarray(x), chunk_size)
-    for index, chunk in enumerate(np.asarray(chunks)):
+    length = num_chunks * chunk_size + rest
+    x = np.arange(2 * batch * length * 3).reshape(2, batch, length, 3)
+    chunks = to_chunks(jnp.asarray(x), chunk_size)
+    filled = np.pad(x, ((0, 0), (0, 0), (0, -length % chunk_size), (0, 0)))
+    for index in range(chunks.shape[1]):
         times = slice(index * chunk_size, (index + 1) * chunk_size)
-        np.testing.assert_array_equal(chunk, np.concatenate(x[:, times]))
-    np.testing.assert_array_equal(merge_chunks(chunks, batch), x[:, :length])
+        for group in range(2):
+            expected = np.concatenate(filled[group, :, times])
+            np.testing.assert_array_equal(chunks[group, index], expected)
+    np.testing.assert_array_equal(from_chunks(chunks, batch, length), x)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])

@@ -44,11 +44,8 @@ def assert_batches_equal(actual, expected):
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
-@pytest.mark.slow_cases("recall-2", "text-2")
-@pytest.mark.by_default("recall-0", "text-0")
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_restored_iterator_gives_what_the_saved_one_would_have(make_config, num_workers):
-    dataset = train(make_config(num_workers=num_workers))
+def test_a_restored_iterator_gives_what_the_saved_one_would_have(make_config):
+    dataset = train(make_config())
     unbroken = take(train(make_config()).__iter__(), 9)
     first = iter(dataset)
     assert_batches_equal(take(first, 4), unbroken[:4])
@@ -62,23 +59,6 @@ def test_a_restored_iterator_gives_what_the_saved_one_would_have(make_config, nu
     assert second.get_state() == state
     assert_batches_equal(take(second, 5), unbroken[4:])
     second.close()
-
-
-@pytest.mark.thorough
-def test_the_position_survives_another_number_of_workers(make_config, tmp_path, monkeypatch):
-    unbroken = take(iter(train(make_config())), 6)
-    received = tmp_path / "received"  # A worker imports nothing from where it was started.
-    received.mkdir()
-    for name in ("multiprocessing", "pickle", "json", "grain"):
-        (received / f"{name}.py").write_text("raise SystemExit(3)")
-    monkeypatch.chdir(received)
-    with_worker = iter(train(make_config(num_workers=1)))
-    assert_batches_equal(take(with_worker, 3), unbroken[:3])
-    state = with_worker.get_state()
-    with_worker.close()
-    without = iter(train(make_config()))
-    without.set_state(state)
-    assert_batches_equal(take(without, 3), unbroken[3:])
 
 
 def test_grains_checkpoint_handler_takes_the_iterator(make_config, tmp_path):
@@ -96,17 +76,14 @@ def test_grains_checkpoint_handler_takes_the_iterator(make_config, tmp_path):
 )
 def test_a_state_that_is_no_position_is_refused(state):
     dataset = make_dataset(RecallData(**SMALL), split="valid", batch_size=2, seed=0)
-    with pytest.raises(ValueError, match="is not a position in this data of 5 batches"):
+    with pytest.raises(ValueError, match="is not a position in this data"):
         iter(dataset).set_state(state)
 
 
-@pytest.mark.slow_cases("recall-1")
-@pytest.mark.by_default("recall-0")
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_parts_of_the_rows_together_are_the_batches(make_config, num_workers):
+def test_parts_of_the_rows_together_are_the_batches(make_config):
     whole = take(iter(train(make_config(), batch_size=6)), 4)
     for rows in (range(2), range(2, 6), (1, 4)):
-        iterator = iter(train(make_config(num_workers=num_workers), batch_size=6, rows=rows))
+        iterator = iter(train(make_config(), batch_size=6, rows=rows))
         iterator.set_state(
             {**iterator.get_state(), "next_index": 1}
         )  # The position is that of the whole batches.
@@ -157,14 +134,3 @@ def test_training_and_validation_of_the_recall_task_share_no_document():
     seen = {row.tobytes() for batch in take(iter(train(config)), 200) for row in batch["tokens"]}
     valid = make_dataset(config, split="valid", batch_size=5, seed=0)
     assert not any(row.tobytes() in seen for batch in valid for row in batch["tokens"])
-
-
-@pytest.mark.thorough
-def test_an_error_in_a_worker_reaches_the_caller(tmp_path):
-    np.asarray([1, 2, 300, 4], "<u2").tofile(tmp_path / "x.bin")
-    (tmp_path / "x.idx").write_text("4 0\n")
-    config = TextData(train_paths=(str(tmp_path / "x.bin"),), length=3, num_workers=2)
-    iterator = iter(train(config, batch_size=1))
-    with pytest.raises(ValueError, match="id 300 at token 2, outside a vocabulary of 257"):
-        next(iterator)
-    iterator.close()

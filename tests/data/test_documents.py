@@ -109,8 +109,7 @@ def test_a_folder_is_searched_to_the_bottom_in_sorted_order(put, place, caplog):
     ]
     (line,) = (record.message for record in caplog.records)
     assert "6 files are read" in line
-    assert "'README.md' (no text" in line
-    assert "2 of .zst (compressed; unpack it)" in line
+    assert "as no text that is read: 'README.md', 'e.jsonl.zst', 'f.jsonl.zst'." in line
     assert "c.idx" not in line
 
 
@@ -149,7 +148,7 @@ def test_caches_beside_a_saved_data_set_are_not_read(put, place):
         "editor's": (["a.txt", ".ipynb_checkpoints/a.txt"], r"a\.txt is hidden"),
         "twice": (["x.jsonl", "x.bin", "x.idx"], r"x\.jsonl and x\.bin, which reads as the same"),
         "packed too": (["x.jsonl", "x.jsonl.gz"], r"x\.jsonl and x\.jsonl\.gz, which reads"),
-        "no text": (["a.md"], r"holds no \.jsonl, .* only 'a\.md' \(no text that is read\)"),
+        "no text": (["a.md"], r"holds no \.jsonl, .* only 'a\.md'; unpack what"),
         "splits": (
             ["train-0.jsonl", "test-0.jsonl"],
             r"several splits, as 'test-0.*'train-0.*; name one, as .*/train\*\.",
@@ -207,3 +206,10 @@ def test_a_file_that_is_no_text_is_named_in_one_line(tmp_path, name, content, er
         documents(path)
     assert str(path).rpartition("/")[2] in str(found.value)
     assert "\n" not in str(found.value)
+
+
+def test_a_tokenised_file_that_is_not_there_is_answered_by_the_command_that_writes_it(tmp_path):
+    for name in ("none.bin", "x.bin"):
+        (tmp_path / "x.bin").write_bytes(b"")  # Without its index.
+        with pytest.raises(FileNotFoundError, match=r"`python -m fwpkm_jax\.data\.prepare`"):
+            documents(tmp_path / name)

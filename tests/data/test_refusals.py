@@ -51,12 +51,10 @@ TABLE = {
     # Configurations.
     "no path": (lambda at: text(train_paths=()), r"train_paths=\(\) names no text"),
     "length": (lambda at: text(length=0), "length=0 is too small; use 1 or more"),
-    "workers": (lambda at: text(num_workers=-1), "num_workers=-1 is too small"),
     "shares": (lambda at: text(train_weights=(1.0, 2.0)), r"\(1\.0, 2\.0\) has 2 entries for 1"),
     "no share": (lambda at: text(train_weights=(0.0,)), r"train_weights=\(0\.0,\) must be pos"),
     "NaN": (lambda at: text(train_weights=(NAN,)), r"train_weights=\(nan,\) must be positive"),
     "best fit": (lambda at: stream(packing="best_fit"), "needs the lengths of all documents"),
-    "streamed": (lambda at: stream(num_workers=2), "num_workers=2 prepare text in memory"),
     "window": (lambda at: stream(window=0), "window=0 is too small"),
     "ftp": (lambda at: stream(train_paths=("ftp://a/b",)), "train_paths='ftp://a/b' is an address"),
     "hub": (lambda at: stream(train_paths=("hf://squad",)), "='hf://squad' is no data set of the"),
@@ -66,7 +64,6 @@ TABLE = {
     "none": (lambda at: RecallData(num_questions=0), "num_questions=0 is not between"),
     "facts": (lambda at: RecallData(num_facts=0), "num_facts=0 is too small; use 1"),
     "distance": (lambda at: RecallData(min_distance=1), "min_distance=1 is too small; use 2"),
-    "processes": (lambda at: RecallData(num_workers=-1), "num_workers=-1 is too small"),
     "weight": (lambda at: RecallData(other_loss_weight=-0.5), "other_loss_weight=-0.5 is too sm"),
     "no number": (lambda at: RecallData(other_loss_weight=NAN), "other_loss_weight=nan"),
     "recall": (lambda at: RecallData(length=156), "length=156 cannot hold .* raise length to 157"),
@@ -102,7 +99,10 @@ TABLE = {
     "digits": (lambda at: tokens(at, index="0_3 0\n"), "line 1 is b'0_3 0"),
     "sign": (lambda at: tokens(at, index="-1 0\n"), "line 1 is b'-1 0"),
     # Tokenizers.
-    "near": (lambda at: load_tokenizer("byte"), "tokenizer='byte' is neither.*mean 'bytes'"),
+    "near": (
+        lambda at: load_tokenizer("byte"),
+        "tokenizer='byte' is neither.*nearest name is bytes",
+    ),
     "absent": (lambda at: load_tokenizer("no.model"), "is neither.*SentencePiece .model file"),
     "model": (
         lambda at: load_tokenizer(str(written(at, "x.model", "not a model"))),

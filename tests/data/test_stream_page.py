@@ -19,6 +19,7 @@ from tests.interchange.small_hub import a_small_hub
 from tests.training.tiny_config import get_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "stream.md").read_text()
+PAGE = PAGE.replace("\\\n", "")
 COMMANDS = {
     re.search(r"--run_dir runs/(\w+)", command)[1]: command
     for command in re.findall(r"```bash\nfwpkm train (.*?)\n```", PAGE, re.DOTALL)

@@ -157,7 +157,7 @@ def test_a_restored_position_gives_what_would_have_come(three, steps, packing):
     for _ in range(steps):
         next(whole)
     state = json.loads(json.dumps(whole.get_state()))
-    assert len(json.dumps(state["stream"])) < 1000
+    assert len(json.dumps({n: x for n, x in state.items() if n != "source"})) < 1000
     expected = [next(whole) for _ in range(20)]
     # The same by one process, and by two that have half of each batch.
     for kept in (None, (0, 1), (2, 3)):

@@ -84,6 +84,13 @@ def test_the_start_pages_code_is_the_readmes_which_the_tests_run():
     assert len(start) == 1
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if "docs" in page.parts], ids=str)
+def test_code_of_the_site_fits_into_its_column(page):
+    blocks = re.findall(r"^( *)```(?!\{eval-rst)(.*?)^\1```", page.read_text(), re.M | re.DOTALL)
+    wide = [line for _, block in blocks for line in block.splitlines() if len(line) > 80]
+    assert not wide, "more than 80 columns"
+
+
 def test_the_drawings_are_those_of_their_program():
     program = ROOT / "docs" / "drawings.py"
     spec = importlib.util.spec_from_file_location("drawings", program)
@@ -105,7 +112,7 @@ def test_the_page_on_devices_begins_with_a_command_that_two_hosts_can_run():
 
 
 def test_every_option_of_the_page_on_training_is_one():
-    page = (ROOT / "docs" / "howto" / "train.md").read_text()
+    page = (ROOT / "docs" / "howto" / "train.md").read_text().replace("\\\n", "")
     commands = re.findall(r"^fwpkm train (\w+ .*)$", page, re.MULTILINE)
     assert len(commands) >= 5
     parsed = [parse_command_line(shlex.split(command), default="") for command in commands]

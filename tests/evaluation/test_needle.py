@@ -1,5 +1,3 @@
-import errno
-import os
 import re
 from functools import partial
 
@@ -13,7 +11,6 @@ from fwpkm_jax.data import load_tokenizer
 from fwpkm_jax.evaluation import NeedleConfig
 from fwpkm_jax.evaluation.needle import needle_views, reading
 from fwpkm_jax.evaluation.needle.config import SampleSettings
-from fwpkm_jax.evaluation.needle.files import SampleOptions, main, read_samples, write_file
 from fwpkm_jax.evaluation.needle.needle import NEEDLE, describe_chunks
 from fwpkm_jax.evaluation.needle.reading import encode_prompt
 from fwpkm_jax.evaluation.needle.samples import Needle, NeedleSample, build_samples
@@ -29,11 +26,10 @@ LENGTH = 30
 CAPACITY = 64
 
 
-def evaluate(model, memory, **options):
+def evaluate(model, memory, given=None, **options):
     config = NeedleConfig(**{"haystack_words": (10,), "samples": 3, "readings": (1, 2)} | options)
-    return NEEDLE.of_model(
-        model, memory, config=config, texts=lambda: [("book", TEXT)], tokenizer=BYTES
-    ).record
+    inputs = {"texts": lambda: [("book", TEXT)], "samples": given, "tokenizer": BYTES}
+    return NEEDLE.of_model(model, memory, config=config, **inputs).record
 
 
 class Transcript:
@@ -162,58 +158,23 @@ def test_what_a_model_without_override_writes_is_told(model):
     assert describe_chunks(model.config, NeedleConfig(chunk_size=3)) == 3
 
 
-def test_samples_of_a_file_are_those_that_are_made_here(model, memory, perfect_reader, tmp_path):
-    (tmp_path / "book.txt").write_text(TEXT)
-    path, options = tmp_path / "needles.jsonl", {"words": 10, "seed": 5, "depths": (0.0, 50.0)}
-    data = (str(tmp_path / "book.txt"),)
-    assert write_file(SampleOptions(data=data, out=path, samples=3, **options)) == 3
-    header, samples = read_samples(path)
-    assert {name: header[name] for name in ("words", "seed")} == {"words": 10, "seed": 5}
-    assert list(header["data_files"]) == list(data)
-    texts = [("book.txt", TEXT)]
-    made = list(build_samples(texts, SampleSettings(depths=(0, 50)), words=10, seed=5))
-    assert list(samples) == made[:3]
-    record = evaluate(model, memory, sample_files=(str(path),), readings=(1,))
-    (run,) = record["results"]["runs"]
+def test_models_with_one_seed_are_asked_the_same(model, memory, perfect_reader):
+    made = list(build_samples([("book", TEXT)], SampleSettings(depths=(0, 50)), words=10, seed=5))
+    options = {"seed": 5, "depths": (0.0, 50.0), "readings": (1,)}
+    (run,) = evaluate(model, memory, **options)["results"]["runs"]
     assert (run["words"], run["sample_seed"]) == (10, 5)
     assert [sample["expected"] for sample in run["samples"]] == [s.answer for s in made[:3]]
 
 
-def test_what_hinders_the_program_is_one_line(tmp_path, capsys, monkeypatch):
-    (tmp_path / "book.txt").write_text(TEXT)
-    given = ["--data", str(tmp_path / "book.txt"), "--words", "10", "--out"]
-    for seed in (-1, 2**32):
-        with pytest.raises(SystemExit, match="2"):
-            main([*given, str(tmp_path / "out.jsonl"), f"--seed={seed}"])
-        said = " ".join(capsys.readouterr().err.split())
-        assert f"seed={seed} must be at least 0 and less than 4294967296" in said
-
-    def full(*given):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.jsonl")
-
-    monkeypatch.setattr("fwpkm_jax.evaluation.needle.files.write_samples", full)
-    assert main([*given, "out.jsonl"]) == 1
-    said = "needle.files: out.jsonl: No space left on device\n"
-    assert capsys.readouterr().err == said
-
-
-def test_answers_of_a_file_are_as_long_as_its_numbers(model, memory, perfect_reader, tmp_path):
-    (tmp_path / "book.txt").write_text(TEXT)
-    path, data = tmp_path / "needles.jsonl", (str(tmp_path / "book.txt"),)
-    write_file(SampleOptions(data=data, out=path, samples=2, words=10, value_digits=4))
-    record = evaluate(model, memory, sample_files=(str(path),), readings=(1,))
+def test_answers_to_given_samples_are_as_long_as_their_numbers(model, memory, perfect_reader):
+    settings = SampleSettings(value_digits=4)
+    made = list(build_samples([("book", TEXT)], settings, words=10, seed=0))[:2]
+    record = evaluate(model, memory, {10: made}, readings=(1,))
     (run,) = record["results"]["runs"]
     assert [len(sample["answer"]) for sample in run["samples"]] == [4, 4]
     assert run["exact"]["accuracy"] == 1
     assert record["provenance"]["scored_tokens"] == 8
     assert "digits of 4" in needle_views.table(record)
-
-
-def test_a_file_of_something_else_is_refused(tmp_path):
-    path = tmp_path / "text.jsonl"
-    path.write_text('{"text": "no needles"}\n')
-    with pytest.raises(ValueError, match="holds no needle samples"):
-        read_samples(path)
 
 
 def test_scores_follow_the_definitions():

@@ -4,10 +4,8 @@ import re
 import pytest
 
 from fwpkm_jax.evaluation.needle.config import SampleSettings
-from fwpkm_jax.evaluation.needle.files import read_samples
 from fwpkm_jax.evaluation.needle.samples import build_samples
 from fwpkm_jax.evaluation.needle.scores import depth_bin
-from fwpkm_jax.io.untrusted import OutsideFileError
 
 WORDS = [f"w{i}" for i in range(1000)]
 
@@ -92,24 +90,3 @@ def test_an_empty_needle_is_refused(option):
 def test_a_depth_outside_the_text_is_refused():
     with pytest.raises(ValueError, match="percentages"):
         samples(depths=(101,))
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("[1]", r"line 2 is \[1\]; a JSON object is expected"),
-        ("[" * 10**5, "line 2 is damaged: it is nested too deeply"),
-        ('{"needles": 5}', "line 2 is no needle sample"),
-        ('{"needles": [{"key": "a"}]}', "line 2 is no needle sample"),
-        ('{"needles": []}', r"line 2 is no needle sample \(it has no 'haystack'\)"),
-    ],
-)
-def test_a_line_that_is_no_sample_is_named(tmp_path, line, said):
-    path = tmp_path / "needles.jsonl"
-    path.write_text('{"kind": "needle samples"}\n' + line)
-    _, samples = read_samples(path)
-    with pytest.raises(OutsideFileError, match=said):
-        list(samples)
-    path.write_text("{" * 10**5)
-    with pytest.raises(OutsideFileError, match="line 1 is damaged"):
-        read_samples(path)

@@ -18,8 +18,8 @@ from fwpkm_jax.evaluation.display.plot_style import DPI, new_figure, save_figure
 from fwpkm_jax.evaluation.report import training, words, write_report
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.rules import FwPKM
-from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.state import MemoryConfig
+from fwpkm_jax.training.training_config import TrainingConfig
 from tests.evaluation.conftest import tiny_model_config
 from tests.evaluation.display.test_plots import recall_record, share
 

@@ -24,8 +24,8 @@ from fwpkm_jax.interchange import Weights, start_run
 from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig, Checkpoints
-from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.state import MemoryConfig, init_state
+from fwpkm_jax.training.training_config import TrainingConfig
 from tests.data.plain_writer import write_token_file
 from tests.evaluation.conftest import tiny_model_config
 
@@ -72,7 +72,7 @@ def test_an_evaluation_that_reports_recall_says_its_controls(name):
     evaluation = EVALS[name]
     source = Path(inspect.getfile(evaluation.evaluate))
     files = [source] if source.parent.name == "evaluation" else source.parent.glob("*.py")
-    reports = any(re.search(r'"(accuracy|exact)"', file.read_text()) for file in files)
+    reports = any(re.search(r'"(accuracy|exact)"|import share', file.read_text()) for file in files)
     assert (evaluation.controls is not None) == reports
     assert ("fwpkm audit RUN" in evaluation.controls_line()) == reports
 

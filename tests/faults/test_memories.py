@@ -1,5 +1,6 @@
 """Saved memories whose files are damaged, whose processes are killed, whose disk is full."""
 
+import json
 import os
 import random
 import signal
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
 from fwpkm_jax import memories
+from fwpkm_jax.memories.file import FORMAT, checksum
 from tests.memories.models import ONE, make_model, make_state
 from tests.memories.test_memories import assert_same
 
@@ -70,6 +73,19 @@ def number_in(folder, model, name="alice"):
     return int(number)
 
 
+def write_with_right_checksum(path, values):
+    """Fills arrays of a memory's file, as anybody can who knows the format."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    text = json.loads(content[8 : 8 + length])["__metadata__"]["facts"]
+    arrays = load(content)
+    for name, value in values.items():
+        arrays[name] = np.full_like(arrays[name], value)
+    metadata = {"format": FORMAT, "checksum": checksum(arrays, text), "facts": text}
+    path.unlink()  # It may have a second name.
+    path.write_bytes(save(arrays, metadata))
+
+
 def test_a_damaged_memory_or_base_is_refused_by_name(fault, tmp_path):
     model = make_model(ONE)
     state = make_state(model)
@@ -106,6 +122,29 @@ def test_a_damaged_memory_or_base_is_refused_by_name(fault, tmp_path):
             memories.load(tmp_path, "bob", model)
         memories.save(tmp_path, "bob", state, model=model)  # Whole, without its base.
         assert_same(memories.load(tmp_path, "bob", model), state)
+
+
+@pytest.mark.parametrize(
+    ("array", "value"),
+    [
+        ("stream/layers/layer_0/pending/num_waiting", 2**31 - 1),  # Would write for ever.
+        ("stream/layers/layer_0/pending/num_waiting", -1),
+        ("num_read", -1),
+        ("num_read", 2**31 - 1),
+    ],
+)
+def test_a_count_out_of_range_is_refused_though_the_checksum_is_right(
+    fault, tmp_path, array, value
+):
+    model = make_model(ONE)
+    memories.save(tmp_path, "alice", make_state(model), model=model)
+    path = tmp_path / "alice.safetensors"
+    with fault("a count of a saved memory that lies"):
+        write_with_right_checksum(path, {array: value})
+        with pytest.raises(ValueError, match=rf"alice\.safetensors, {array} is out of range"):
+            memories.load(tmp_path, "alice", model)
+        write_with_right_checksum(path, {array: 0})
+        memories.load(tmp_path, "alice", model)
 
 
 @pytest.mark.slow

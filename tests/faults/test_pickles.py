@@ -17,11 +17,10 @@ import pytest
 from benchmarks.paper.loss_difference import read_losses
 from fwpkm_jax.config import read_experiment
 from fwpkm_jax.data import TokenFile, load_tokenizer
-from fwpkm_jax.data.documents import START
+from fwpkm_jax.data.json_lines import START
 from fwpkm_jax.data.longbench import read_samples
 from fwpkm_jax.data.prepare import Source, text_files
 from fwpkm_jax.interchange.weights_folder import read_folder
-from fwpkm_jax.paper.data.lambada import lambada
 from fwpkm_jax.paper.data.zarr_array import ZarrArray
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError, read_checkpoint
 from fwpkm_jax.training.optimizer import make_optimizer
@@ -79,7 +78,6 @@ def losses(path: Path, content: bytes):
     return read_losses(beside(path.with_suffix(".npz"), content), memory="writing")
 
 
-NOVEL = "train-novels/a/b.txt"
 READERS = {
     "tokens": lambda at, bad: TokenFile(
         beside(at / "x.bin", bad + b"\0" * (len(bad) % 2))
@@ -96,7 +94,6 @@ READERS = {
     "LongBench": lambda at, bad: list(
         read_samples(zipped(at / "x.zip", {"data/hotpotqa.jsonl": bad}), "hotpotqa")
     ),
-    "novels": lambda at, bad: records(lambada(beside(at / NOVEL, bad).parents[1])),
     "Parquet": lambda at, bad: records(text_files(beside(at / "x.parquet", bad))),
     "Zarr": lambda at, bad: ZarrArray.open(beside(at / ".zarray", bad).parent, wanted="it"),
     "config": lambda at, bad: read_experiment(beside(at / "config.json", bad).parent),

@@ -13,7 +13,7 @@ from flax import nnx
 
 from fwpkm_jax import memories
 from fwpkm_jax.generation import Sampling, generate, init_generation
-from fwpkm_jax.generation.generate import decode
+from fwpkm_jax.generation.generate import Reading, decode
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.mixers.lact import LaCTConfig
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
@@ -327,8 +327,7 @@ def test_a_decoding_loop_copies_no_table():
     graphdef, params = nnx.split(model)
     text = decode.lower(
         *(graphdef, params, state, jax.random.key(0), np.int32(4)),
-        **{"sampling": Sampling(), "stop_ids": (), "ragged": False},
-        **{"write": True, "chunk_size": None},
+        **{"sampling": Sampling(), "stop_ids": (), "ragged": False, "reading": Reading()},
     )
     lines = text.compile().as_text().splitlines()
     tables = [line for line in lines if "1600,6]" in line]

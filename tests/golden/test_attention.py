@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fwpkm_jax.core.attention.softmax import whole_sequence_attention
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
 from fwpkm_jax.paper.release.names import ATTENTION
 from tests.golden.vectors import assert_all_match, assert_matches, config_values, load
@@ -50,7 +51,9 @@ def test_attention_matches_the_reference(golden_path, dtype):
         loaded = filled(layer, weights, ATTENTION)
         positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
         query, key, value, _ = loaded.project(hidden, positions)
-        raw = loaded.attend(query, key, value, positions).reshape(batch, length, -1)
+        raw = whole_sequence_attention(
+            query, key, value, positions=positions, window=loaded.config.window
+        ).reshape(batch, length, -1)
         results = {"q_rot": query, "k_rot": key, "raw_output": raw}
         results["output"], pullback = jax.vjp(whole, hidden, weights)
         if cotangent is not None:

@@ -16,9 +16,8 @@ KIND = "fwpkm_stream"
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def _push(rule, memory, pending, piece, chunk_size):
-    options = {"chunk_size": chunk_size, "lookahead": rule.lookahead, "make_chunk": rule.chunk}
     one = jax.tree.map(lambda x: x[None], (memory, pending, piece))
-    out = streaming.push(rule.read, rule.write, *one, **options)[:3]
+    out = streaming.push(rule, *one, chunk_size=chunk_size)[:3]
     return jax.tree.map(lambda x: x[0], out)
 
 

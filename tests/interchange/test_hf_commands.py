@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -37,6 +38,7 @@ from fwpkm_jax.layers import (
     Llama3Scaling,
     YarnConfig,
 )
+from fwpkm_jax.memories import describe
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.run import load_run
@@ -292,9 +294,11 @@ def test_an_export_takes_plain_files_of_a_received_run_only(
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "open_model.md"
 SMALLER = {
-    "--model.memory_layers": "1", "--model.fast_weight.rule.num_subkeys": "8",
-    "--model.fast_weight.chunk_size": "8", "--data.length": "16", "--training.batch_size": "2",
-    "--training.steps": "1", "--ppl.max_tokens": "20", "--max_new_tokens": "3",
+    "--add_memory": [
+        "--model.fast_weight.rule.num_subkeys", "8", "--model.fast_weight.chunk_size", "8"
+    ],
+    "--data.length": ["16"], "--training.batch_size": ["2"], "--training.steps": ["1"],
+    "--ppl.max_tokens": ["20"], "--max_new_tokens": ["3"],
 }  # fmt: skip
 """Values of the page's options for the model above."""
 
@@ -303,12 +307,12 @@ def page_commands() -> list[list[str]]:
     """The commands of the tutorial, with values of options for a model of two layers."""
     blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     commands, used = [], set()
-    for line in "".join(blocks).splitlines():
+    for line in "".join(blocks).replace("\\\n", "").splitlines():
         words, skip = [], False
         for word in shlex.split(line):
             if word.startswith("--"):
                 skip = word in SMALLER
-                words += [word, SMALLER[word]] if skip else [word]
+                words += [word, *SMALLER[word]] if skip else [word]
                 used |= {word} & SMALLER.keys()
             elif not skip:
                 words.append(word)
@@ -332,10 +336,9 @@ def save_tokenizer(folder):
     (folder / "chat_template.jinja").write_text(template)
 
 
-@pytest.mark.thorough
-def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(
-    folder, tmp_path, monkeypatch, capsys
-):
+@pytest.fixture
+def run_page(folder, tmp_path, monkeypatch, capsys):
+    """Runs the tutorial's commands in a new folder; what each has said, by its first words."""
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     monkeypatch.chdir(tmp_path)
@@ -345,11 +348,23 @@ def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(
     Path("texts", "a.txt").write_text("Alice has a cat. It sleeps on the stairs. " * 20)
     Path("notes.txt").write_text("My cat is called Tom.")
     monkeypatch.setattr("sys.stdin", io.StringIO("Where is it?\n/memory\n/quit\n"))
-    said = {}
-    for command in page_commands():
-        assert command[0] == "fwpkm"
-        assert program.main(command[1:]) == 0, capsys.readouterr().err
-        said[" ".join(command[1:3])] = capsys.readouterr().out
+
+    def run(*, but=()):
+        said = {}
+        for command in page_commands():
+            assert command[0] == "fwpkm"
+            if command[1] in but:
+                continue
+            assert program.main(command[1:]) == 0, capsys.readouterr().err
+            said[" ".join(command[1:3])] = capsys.readouterr().out
+        return said
+
+    return run
+
+
+@pytest.mark.thorough
+def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(run_page, capsys):
+    said = run_page()
     assert "slow weights" in said["train --base"]
     assert "rows written" in said["chat runs/qwen_memory"]
     assert "The memory 'alice' is saved." in said["chat runs/qwen_memory"]
@@ -363,3 +378,28 @@ def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(
     assert program.main(["import", "hf", "exported", "runs/again"]) == 0
     assert program.main(["generate", "runs/again", *answer]) == 0
     assert capsys.readouterr().out.removesuffix("\n").endswith(answered)
+
+
+@pytest.mark.extras
+@pytest.mark.skipif(
+    find_spec("torch") is None or find_spec("transformers") is None,
+    reason="torch and transformers: not installed",
+)
+def test_the_tutorials_lines_in_pytorch_take_its_memory_there_and_back(
+    run_page, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
+    run_page(but=("eval", "chat"))
+    memories = Path("runs/qwen_memory/memories")
+    alice, bob = (memories / f"{name}.safetensors" for name in ("alice", "bob"))
+    bob.unlink()  # The page's last command has begun it without PyTorch.
+    lines = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+    before = alice.read_bytes()
+    exec(lines, {})
+    assert alice.read_bytes() == before
+    assert describe(memories, "bob").num_read != (0,)
+    asked = ["--memory", "bob", "--prompt", "Who?", "--chat", "True", "--max_new_tokens", "3"]
+    capsys.readouterr()
+    assert program.main(["generate", "runs/qwen_memory", *asked]) == 0
+    assert "bob" in capsys.readouterr().err

@@ -27,10 +27,11 @@ QWEN = {
     "tie_word_embeddings": True, "max_position_embeddings": 64,
 }  # fmt: skip
 SMALLER = {
-    "--model.memory_layers": ["1"], "--model.fast_weight.rule.num_subkeys": ["8"],
-    "--model.fast_weight.chunk_size": ["8"], "--data.length": ["16"],
-    "--training.batch_size": ["2"], "--training.steps": ["2"], "--ppl.max_tokens": ["20"],
-    "--max_new_tokens": ["3"],
+    "--add_memory": [
+        "--model.fast_weight.rule.num_subkeys", "8", "--model.fast_weight.chunk_size", "8"
+    ],
+    "--data.length": ["16"], "--training.batch_size": ["2"], "--training.steps": ["2"],
+    "--ppl.max_tokens": ["20"], "--max_new_tokens": ["3"],
     "--lm_eval.tasks": ["tiny_choice", "--lm_eval.include_path", "tasks", "--limit", "2"],
 }  # fmt: skip
 """Values of the page's options for the model above."""
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 def commands() -> list[list[str]]:
     """The page's commands, with names of the small hub and smaller values."""
     text = PAGE.read_text(encoding="utf-8").replace("s3://BUCKET", "memory://bucket")
-    text = text.replace("OWNER/NAME", "me/memory")
+    text = text.replace("OWNER/NAME", "me/memory").replace("\\\n", "")
     found, used = [], set()
     for line in "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).splitlines():
         words, skip = [], False

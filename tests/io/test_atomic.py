@@ -1,8 +1,6 @@
 """Files and folders that are whole or absent, and never written through a link."""
 
-import fcntl
 import os
-import time
 from pathlib import Path
 
 import ml_dtypes
@@ -16,6 +14,7 @@ from fwpkm_jax.io.atomic import (
     new_folder,
     open_own,
     own_folder,
+    remove_unfinished,
     replacing,
     write_json,
     write_text,
@@ -46,24 +45,19 @@ def test_a_write_that_fails_leaves_the_old_value_and_no_other_file(tmp_path, mon
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_process_left_goes_with_the_next_write_and_only_that(tmp_path):
+def test_what_a_killed_process_left_is_removed_and_only_that(tmp_path):
     path = tmp_path / "a[1].json"
-    endings = ("0" * 16, "1" * 16, "2" * 16, "3" * 16, "x")
-    old, new, held, link, mine = (tmp_path / f".a[1].json.{x}.tmp" for x in endings)
-    target = tmp_path / "target"
-    for file in (old, new, held, mine, target):
+    endings = ("0" * 16, "1" * 16, "2" * 16, "x")
+    old, link, named, mine = (tmp_path / f".a[1].json.{x}.tmp" for x in endings)
+    target, second = tmp_path / "target", tmp_path / "second"
+    for file in (path, old, named, mine, target):
         file.write_text("left")
     link.symlink_to(target)
-    past = time.time() - 1000
-    for file in (old, held, mine, target):
-        os.utime(file, (past, past))
-    with held.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        os.utime(held, (past, past))
-        write_json(path, 3)
+    second.hardlink_to(named)
     assert is_unfinished(old, path)
     assert not is_unfinished(mine, path)
-    assert sorted(tmp_path.iterdir()) == sorted([path, new, held, link, mine, target])
+    remove_unfinished(path)
+    assert sorted(tmp_path.iterdir()) == sorted([path, link, named, mine, target, second])
     assert target.read_text() == "left"
 
 

@@ -15,7 +15,7 @@ from fwpkm_jax.cli import main
 from fwpkm_jax.config import load_config
 from fwpkm_jax.data import TextData
 from fwpkm_jax.io.status_line import StatusLine
-from fwpkm_jax.io.terminal import report, visible
+from fwpkm_jax.io.terminal import report, say_what_lasts, visible
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.storage import addresses
 
@@ -149,3 +149,11 @@ def test_an_interrupt_while_it_imports_is_one_line(delay, tmp_path):
     assert errors.count("\n") <= 1
     assert "Traceback" not in errors
     assert out or errors in ("fwpkm: interrupted.\n", "fwpkm train: interrupted.\n")
+
+
+def test_a_silent_minute_is_explained_to_a_terminal_alone(capsys, monkeypatch):
+    say_what_lasts("Compiling ...")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    say_what_lasts("Compiling ...")
+    assert capsys.readouterr() == ("", "Compiling ...\n")

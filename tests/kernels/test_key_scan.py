@@ -15,8 +15,8 @@ from fwpkm_jax.core.slots.keys.sums import add_to_sub_keys, sub_key_totals
 from fwpkm_jax.core.slots.write import KeyWrite
 from fwpkm_jax.rules import FwPKM
 from pallas_kernels import dispatch
-from pallas_kernels.key_scan import gpu_add, key_loops
-from pallas_kernels.key_scan.api import loops_of
+from pallas_kernels.key_scan import gpu_add
+from pallas_kernels.key_scan.api import KEY_SCAN, key_loops
 from pallas_kernels.key_scan.gpu_add import TILE, add, query_terms, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back, to_queries
 from pallas_kernels.key_scan.specs import CHECK_RATIO, CHECKED, DTYPES, SPECS, errors_of
@@ -69,7 +69,7 @@ def test_memories_of_equal_sizes_share_one_trace():
     def loss(keys):
         for _ in range(2):  # The loops are made anew for each memory, as a model does.
             find = functools.partial(best_sub_keys, top_k=TOP_K)
-            loops = loops_of("gpu", TOP_K)
+            loops = key_loops("gpu", TOP_K)
             keys = key_scan(keys, queries, weights, find, key_write, loops).keys
         return jnp.sum(keys)
 
@@ -175,7 +175,7 @@ def test_cotangents_of_queries_are_sums_over_the_chosen_sub_keys(top_k):
 @pytest.mark.parametrize("spec", [SPECS[0]], ids=lambda spec: spec.name)
 def test_whole_scans_and_their_cotangents_equal_plain_xla(spec, dtype):
     with dispatch.interpret_kernels("gpu"):
-        ways = loops_of("gpu", spec.top_k), KeyLoops()
+        ways = key_loops("gpu", spec.top_k), KeyLoops()
         errors = errors_of(spec, *ways, dtype=dtype)
     assert errors["['ids']"] == 0
     assert max(errors.values()) < CHECK_RATIO, errors
@@ -191,11 +191,11 @@ KEY_WRITE = KeyWrite(learning_rate=1.0, loss_weight=1.0, score="idw")
 SIZES = {"tokens": 64, "subkeys": 128, "half": 128, "top_k": 8}
 
 
-def loops_for(sizes=(), dtype=jnp.float32, **write):
+def chosen_for(sizes=(), dtype=jnp.float32, **write):
     tokens, subkeys, half, top_k = (SIZES | dict(sizes)).values()
     keys, queries = jnp.zeros((1, 2, subkeys, half)), jnp.zeros((2, tokens, 1, 2 * half), dtype)
     key_write = dataclasses.replace(KEY_WRITE, **write)
-    return key_loops(keys, queries, top_k=top_k, key_write=key_write)
+    return KEY_SCAN.choose("auto", keys, queries, top_k, key_write)
 
 
 @pytest.mark.parametrize(
@@ -213,15 +213,15 @@ def loops_for(sizes=(), dtype=jnp.float32, **write):
 )
 def test_what_the_kernels_do_not_take_runs_in_plain_xla_and_says_why(sizes, write, reason, caplog):
     with dispatch.interpret_kernels("gpu"), checked_again(), caplog.at_level("INFO"):
-        assert KeyLoops() not in (loops_for(), loops_for(dtype=jnp.bfloat16))
-        assert loops_for(sizes, **write) == KeyLoops()
+        assert chosen_for() == chosen_for(dtype=jnp.bfloat16) == "gpu"
+        assert chosen_for(sizes, **write) == "reference"
     assert reason in caplog.text
 
 
 def test_without_the_kernel_of_the_selection_the_loops_are_plain(monkeypatch):
     monkeypatch.setenv(dispatch.REFERENCE_VARIABLE, "product_top_k")
     with dispatch.interpret_kernels("gpu"):
-        assert loops_for() == KeyLoops()
+        assert chosen_for() == "reference"
 
 
 @pytest.mark.thorough

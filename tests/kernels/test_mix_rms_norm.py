@@ -11,7 +11,7 @@ from flax import nnx
 from fwpkm_jax import FastWeight, FastWeightConfig, FwPKM
 from fwpkm_jax.core.platform import compiled_for
 from fwpkm_jax.layers.memories import fast_weight
-from fwpkm_jax.layers.norms import RMSNorm, normed_mix_map
+from fwpkm_jax.layers.norms import RMSNorm, can_fold, normed_maps, normed_mix_map
 from pallas_kernels import dispatch
 from pallas_kernels.checks import relative_errors, results_of
 from pallas_kernels.mix_rms_norm import mix_rms_norm, specs
@@ -69,9 +69,12 @@ def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio):
         def both(params, arrays):
             def apply(params, arrays):
                 how = {"dtype": jnp.dtype(dtype), "sequences": 2, "chunk_size": 3}
-                inputs = (arrays[name] for name in ("x", "y", "gate"))
-                y = normed_mix_map(*inputs, *nnx.merge(graph, params), **how)
-                return y.astype(jnp.float32)
+                x, y, gate = (arrays[name] for name in ("x", "y", "gate"))
+                maps = [tuple(nnx.merge(graph, params))]
+                if can_fold(maps):
+                    return normed_mix_map(x, y, gate, maps, **how).astype(jnp.float32)
+                mixed = gate[..., None] * x + (1 - gate[..., None]) * y
+                return normed_maps(mixed, maps, dtype=how["dtype"])[0].astype(jnp.float32)
 
             y, back = jax.vjp(apply, params, arrays)
             return y, back(jnp.cos(y))
@@ -98,6 +101,7 @@ def test_a_memory_layer_names_the_order_of_its_reads(groups, monkeypatch):
         asked.append((sequences, chunk_size))
         return normed_mix_map(*arrays, sequences=sequences, chunk_size=chunk_size, **how)
 
+    monkeypatch.setattr(fast_weight, "can_fold", lambda maps: True)
     monkeypatch.setattr(fast_weight, "normed_mix_map", recorded)
     layer(x, memory)
     layer(x, memory, write=False)  # Whole sequences read, one after the other.

@@ -86,7 +86,10 @@ def live(folder, model, state):
     for call, message in (
         (lambda: memories.fork(folder, "bob", "alice"), "exists in .*; delete it first"),
         (lambda: memories.delete(folder, "alice@monday"), "'alice@monday' is the base of alice"),
-        (lambda: memories.load(folder, "alicf", model), "no memory 'alicf' in .*, but alice, "),
+        (
+            lambda: memories.load(folder, "alicf", model),
+            "no memory 'alicf' in .*; there are alice, ",
+        ),
     ):
         with pytest.raises((ValueError, OSError), match=message) as error:
             call()

@@ -127,7 +127,7 @@ def test_a_memory_goes_back_to_a_saved_point_and_a_needed_base_stays(model, stat
     memories.delete(tmp_path, "alice")
     assert [path.name for path in tmp_path.rglob("*")] == ["bases"]
     for call in (memories.delete, memories.describe):
-        with pytest.raises(FileNotFoundError, match=r"no memory 'alice' in .*, but no memory\."):
+        with pytest.raises(FileNotFoundError, match=r"no memory 'alice' in .*, which holds none\."):
             call(tmp_path, "alice")
 
 

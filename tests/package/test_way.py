@@ -33,7 +33,7 @@ class Way(NamedTuple):
     depth: int
 
 
-LIMITS = {"forward": Way(35, 146, 722, 15), "gradient": Way(36, 180, 886, 15)}
+LIMITS = {"forward": Way(29, 119, 690, 15), "gradient": Way(30, 147, 850, 15)}
 
 
 def own_statements(node):

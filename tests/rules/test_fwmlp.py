@@ -108,16 +108,9 @@ def test_a_stream_averages_the_same_neighbours(pieces):
         for length in pieces:
             piece = jax.tree.map(lambda x: x[:, :, first : first + length], given)  # noqa: B023
             pending = pending or init_pending(piece, 5)
-            memory, pending, *_ = streaming.push(
-                this.read,
-                this.write,
-                memory,
-                pending,
-                piece,
-                **{"chunk_size": 3, "lookahead": 1, "targets": this.targets},
-            )
+            memory, pending, *_ = streaming.push(this, memory, pending, piece, chunk_size=3)
             first += length
-        return flush(this.write_blocks, memory, pending, lookahead=1, targets=this.targets)[0]
+        return flush(this, memory, pending)[0]
 
     memory = init_memory(rule, jnp.float64)
     memories = [streamed(this, memory, x) for this, x in ((rule, signals), (RULE, told))]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fwpkm_jax.core.chunks import Chunk
 from fwpkm_jax.core.slots.keys.addressing import product_top_k
 from fwpkm_jax.core.slots.write import addressing_loss
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
@@ -260,3 +261,11 @@ def test_initial_keys_are_uniform_and_values_normal():
 def test_settings_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(FwPKM.tiny(), **options)
+
+
+def test_a_chunk_without_the_fields_of_a_slot_chunk_is_refused():
+    rule = FwPKM.tiny()
+    zeros = jnp.zeros((3,))
+    plain = Chunk(jnp.zeros((3, 2, 6)), jnp.zeros((3, 4)), zeros, zeros, zeros)
+    with pytest.raises(ValueError, match=r"Chunk has no field addressed, .* by its `chunk`"):
+        rule.step(rule.init(jax.random.key(0)), plain)

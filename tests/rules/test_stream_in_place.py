@@ -31,8 +31,7 @@ def compiled_push(length, *, groups=1, capacity=None):
     piece = jax.tree.map(lambda x: jnp.repeat(x, length, axis=2), one)
 
     def push(memory, pending, piece):
-        options = {"chunk_size": CHUNK, "lookahead": 1, "make_chunk": RULE.chunk}
-        return streaming.push(RULE.read, RULE.write, memory, pending, piece, **options)
+        return streaming.push(RULE, memory, pending, piece, chunk_size=CHUNK)
 
     lowered = jax.jit(push, donate_argnums=(0, 1)).lower(memory, pending, piece)
     return lowered.compile().as_text()

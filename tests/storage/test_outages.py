@@ -54,7 +54,7 @@ def empty(address):
 def test_no_request_that_fails_costs_a_run_its_newest_whole_checkpoint(
     address, part, how, monkeypatch
 ):
-    """92 requests of a session of 20 steps: claim, checkpoints, removals, end.
+    """91 requests of a session of 20 steps: claim, checkpoints, removals, end.
 
     One that fails once is asked again, so the session ends as without it. In an outage it ends
     with an error of the store. What was whole before is found then, and the run goes on.
@@ -91,7 +91,7 @@ def model():
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("part", PARTS)
 def test_no_request_that_fails_costs_a_memory(address, model, part, how, monkeypatch):
-    """125 requests of a session that forks, saves, restores and deletes memories; as for runs."""
+    """121 requests of a session that forks, saves, restores and deletes memories; as for runs."""
     # Or two memories may share a base, or not, as the clock says.
     monkeypatch.setattr(saved_memories, "now", lambda: "now")
     state = make_state(model)
@@ -119,8 +119,8 @@ def test_no_request_that_fails_costs_a_memory(address, model, part, how, monkeyp
                 patch.setattr(lock, "SILENCE", 0.02)
                 for name in memories.names(address):
                     memories.save(address, name, new, model=model)
-        else:
-            assert how != "away" or number > count - 4
+        else:  # Also an outage in which only the two locks could not be given back.
+            assert how != "away" or number > count - 6
             assert memories.names(address) == ("alice",)
             assert_same(found, new)
         assert all(not isinstance(x, str) for x in memories.describe_all(address).values())

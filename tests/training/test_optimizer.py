@@ -340,7 +340,7 @@ def test_the_moving_average_is_the_sum_that_its_decay_gives():
     ("changed", "message"),
     [
         ({"name": "schedule_free"}, "schedule=cosine lowers the learning rate"),
-        ({"ema": 1.0}, "ema=1.0 must lie in 0 to 1, both excluded"),
+        ({"ema": 1.0}, "ema=1.0 must lie between 0 and 1, 0 and 1 excluded"),
         ({"ema": 0.9, **vars(SCHEDULE_FREE)} | {"ema": 0.9}, "an average already; leave ema out"),
         (vars(SCHEDULE_FREE) | {"betas": (0.0, 0.95)}, "divides by the first; set it above 0"),
         (vars(SCHEDULE_FREE) | {"precision": "parameters"}, "set precision=float32"),

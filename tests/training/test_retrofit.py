@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import math
 import re
 import shutil
 
@@ -12,19 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.extend.core import jaxprs_in_params
 
 from fwpkm_jax.cli.experiment import parse_command_line
+from fwpkm_jax.config import read_experiment
 from fwpkm_jax.interchange import Weights, start_run
 from fwpkm_jax.interchange.weights import abstract_weights
 from fwpkm_jax.layers.experts import ExpertsConfig
-from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.run import load_run, setup
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 from fwpkm_jax.training.optimizer import OptimizerConfig
-from fwpkm_jax.training.state import MemoryConfig, named_leaves, trained_part, with_trained
+from fwpkm_jax.training.state import MemoryConfig, named_leaves
 from fwpkm_jax.training.trained import describe_trained
 from tests.training.tiny_config import get_config
 
@@ -169,46 +167,26 @@ def test_what_does_not_go_with_the_base_is_refused(base, tmp_path):
         parse_command_line(["--base", str(base)], default="recall")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("memory_layer", "tied"), [(0, True), (1, False)])
-def test_the_operations_that_a_frozen_model_saves_are_those_of_its_gradient(memory_layer, tied):
-    config = dataclasses.replace(
-        get_config().model, memory_layers=(memory_layer,), tie_embeddings=tied
+def test_one_option_puts_memories_into_a_run_and_trains_them_alone(base):
+    command = ["--base", str(base), "--add_memory", "--run_dir", str(base.parent / "added")]
+    found = parse_command_line(command, default="recall")
+    assert found.model.memory_layers == (0, 1)  # A third and two thirds of two layers.
+    rule, memory = found.model.fast_weight.rule, found.model.fast_weight
+    assert (rule.num_subkeys, memory.chunk_size, memory.gate_residual) == (128, 128, True)
+    assert found.optimizer.train == (ONLY_MEMORY,)
+    start = read_experiment(base)
+    assert (found.data, found.training) == (start.data, start.training)
+    own = parse_command_line(
+        [*command, "--model.memory_layers", "1", "--model.fast_weight.rule.num_subkeys", "8"],
+        default="recall",
     )
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
-    named, tokens = named_leaves(params), jax.ShapeDtypeStruct((2, 16), jnp.int32)
-
-    def products(patterns):
-        """Operations per token of a gradient's products."""
-
-        def loss(trained, params, tokens):
-            model = nnx.merge(graphdef, with_trained(params, trained, patterns))
-            memory = model.init_memory(jax.random.key(0))
-            return jnp.sum(model(tokens, memory).logits ** 2)
-
-        gradient = jax.make_jaxpr(jax.grad(loss))
-        return dot_operations(gradient(trained_part(params, patterns), params, tokens).jaxpr) / 32
-
-    full, frozen = products(()), products((ONLY_MEMORY,))
-    said = float(describe_trained(params, (ONLY_MEMORY,)).split(" take ")[1].split("%")[0])
-    maps = [x.size for name, x in named.items() if name.endswith("/kernel")]
-    maps.append(named["embedding" if tied else "head"].size)
-    share = (full - frozen) / (6 * sum(maps))
-    if memory_layer == 0:  # Scores and memory are as before; every gradient passes through.
-        assert 100 * share == pytest.approx(said, abs=0.51)
-    else:  # The scores of the first layer have no backward pass either.
-        assert said - 0.5 < 100 * share < 1.3 * said
+    assert own.model.memory_layers == (1,)
+    assert own.model.fast_weight.rule.num_subkeys == 8
+    assert own.model.fast_weight.gate_residual
 
 
-def dot_operations(jaxpr):
-    """Multiplications and additions of all products of matrices in a program."""
-    total = 0
-    for equation in jaxpr.eqns:
-        times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        for inner in jaxprs_in_params(equation.params):
-            total += times * dot_operations(inner)
-        if equation.primitive.name == "dot_general":
-            ((contracted, _), _) = equation.params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape
-            total += 2 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
-    return total
+def test_a_run_with_memories_gets_no_others(trained):
+    run_dir, _, _ = trained
+    command = ["--base", str(run_dir), "--add_memory", "--run_dir", str(run_dir.parent / "more")]
+    with pytest.raises(ValueError, match=r"new has memories in layers \(1,\); leave it out"):
+        parse_command_line(command, default="recall")

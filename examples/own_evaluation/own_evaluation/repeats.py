@@ -7,10 +7,10 @@ import numpy as np
 
 from fwpkm_jax.evaluation import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.display.tables import Record, format_table
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.document_reader import read_document
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.sources import capped, files_of, missing_text, text_sources
+from fwpkm_jax.literals import check_least
 
 PASSES = ("writing", "frozen")
 
@@ -25,8 +25,7 @@ class RepeatsConfig:
     """Documents read of each data set at most."""
 
     def __post_init__(self) -> None:
-        check_least(self, 0, "context")
-        check_least(self, 1, "max_documents")
+        check_least(self, context=0, max_documents=1)
 
 
 def repeated(tokens: np.ndarray, context: int) -> np.ndarray:

@@ -19,8 +19,8 @@ from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig, Checkpoints
-from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.state import MemoryConfig, init_state
+from fwpkm_jax.training.training_config import TrainingConfig
 
 TEXT = "The cat sat on the mat. " * 3
 

@@ -53,5 +53,5 @@ def test_the_command_knows_it_and_the_report_shows_it(run, capsys):
 
 
 def test_options_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="context=-1 must be at least 0"):
+    with pytest.raises(ValueError, match="context=-1 is too small; use 0"):
         RepeatsConfig(context=-1)

@@ -249,14 +249,14 @@ def whole_sequence_attention(
     Raises:
       ValueError: cuDNN was asked for and does not run here; the reason is named.
     """
-    if backend != "xla":
+    on_gpu = jax.default_backend() == "gpu"
+    if backend == "cudnn" or (backend == "auto" and on_gpu):
         refusal = cudnn_refusal(query, persistent, documents)
         if refusal is None:
             return cudnn_attention(query, key, value, positions=positions, window=window)
         if backend == "cudnn":
             raise ValueError(f"cuDNN attention does not run here: {refusal}; use backend='xla'.")
-        if jax.default_backend() == "gpu":
-            _LOGGER.warning("Attention in plain JAX, not by cuDNN: %s.", refusal)
+        _LOGGER.warning("Attention in plain JAX, not by cuDNN: %s.", refusal)
     key_positions = positions
     if window is not None and query.shape[1] > 2 * window:
         # Blocks of a window look back on the block before; before the first there is none.

@@ -27,6 +27,7 @@ def draw_time_steps(rng: jax.Array, shape: tuple[int, ...]) -> Float[Array, "...
 
 def softplus_bias(step: Float[Array, "..."]) -> Float[Array, "..."]:
     """The bias whose softplus is the time step."""
+    # log(exp(step) - 1), in a form that neither overflows nor cancels.
     return step + jnp.log(-jnp.expm1(-step))
 
 

@@ -138,6 +138,7 @@ def _prepare(query, key, value, log_decay, beta, initial_state, starts, scale) -
     dtype = compute_dtype(*(x.dtype for x in arrays))
     query, key, value, log_decay, beta, state = (x.astype(dtype) for x in arrays)
     if starts is not None:
+        # A start is a decay of exactly 0, which needs no form of its own.
         log_decay = forgetting(log_decay, starts, dtype=dtype)
     scale = key_dim**-0.5 if scale is None else scale
     return _Inputs(query * scale, key, value, log_decay, beta, state)

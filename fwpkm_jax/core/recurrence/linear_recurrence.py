@@ -97,6 +97,7 @@ def scan_tokens(
         state = write(state, token)
         return state, read(state, token)
 
+    # Sequences and heads do not meet: a rule is written for one head.
     every_head = jax.vmap(jax.vmap(step))
     in_turn = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
     with jax.default_matmul_precision(HIGHEST):
@@ -184,6 +185,7 @@ def chunk_recurrence(
     def next_chunk(state, chunk):
         return _read_and_write(state, chunk, read, steps)
 
+    # Queries apart: a token reads once, however often it writes.
     writes = tokens._replace(query=None)
     writes = jax.tree.map(lambda x: _to_chunks(x, steps * tokens_per_chunk), writes)
     chunks = writes._replace(query=_to_chunks(tokens.query, tokens_per_chunk))
@@ -225,6 +227,7 @@ def _read_and_write(
     if chunk.beta is not None:
         beta = chunk.beta[..., None]
         error = value - jnp.einsum("bhsk,bhkv->bhsv", key_from_start, state, precision=HIGHEST)
+        # Each error needs those of the writes before it in the chunk: a triangular system.
         solve = unit_lower_inverse(beta * products(key, slice(None)))
         written = jnp.einsum("bhrs,bhsv->bhrv", solve, beta * error, precision=HIGHEST)
     erased, at = None, None
@@ -234,6 +237,7 @@ def _read_and_write(
         output = jnp.einsum("bhrk,bhkv->bhrv", query_from_start, state, precision=HIGHEST)
         output += jnp.einsum("bhrs,bhsv->bhrv", products(query, last), written, precision=HIGHEST)
         if erased is not None:
+            # What was erased since the chunk began is missing from the reads after it.
             met = products(query, last, at)
             output += jnp.einsum("bhrs,bhsv->bhrv", met, erased, precision=HIGHEST)
     else:

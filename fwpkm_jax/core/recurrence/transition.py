@@ -104,6 +104,7 @@ def log_kept(
         log_decay = forgetting(log_decay, starts, dtype=like.dtype)
     if log_decay is None:
         return jnp.zeros((like.shape[0], like.shape[2], 1), like.dtype)
+    # Shares multiply, so their logarithms add up.
     total = jnp.sum(log_decay, axis=1)
     total = total if total.ndim == 3 else total[..., None]
     return jnp.broadcast_to(total, (total.shape[0], like.shape[2], total.shape[2]))

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -20,7 +21,9 @@ class AccessMeasures(NamedTuple):
     kld: Float[Array, ""]
 
 
-def access_measures(slot_ids: Int[Array, "..."], num_slots: int) -> AccessMeasures:
+def access_measures(
+    slot_ids: Int[Array, "..."], num_slots: int, *, axes: tuple[str, ...] = ()
+) -> AccessMeasures:
     """Collision, coverage and divergence from uniform of the accesses in `slot_ids`.
 
     Costs O(num_slots): call it once for a window of tokens, not per chunk.
@@ -28,21 +31,14 @@ def access_measures(slot_ids: Int[Array, "..."], num_slots: int) -> AccessMeasur
     Args:
       slot_ids: one slot per access, any shape.
       num_slots: slots of the memory.
+      axes: inside `jax.shard_map`, axes along which devices hold other accesses.
 
     References: Zhao and Jones 2026, arXiv:2601.00671, Table 4.
     """
-    return measures_of_counts(access_counts(slot_ids, num_slots), slot_ids.size)
-
-
-def access_counts(slot_ids: Int[Array, "..."], num_slots: int) -> Float[Array, " slots"]:
-    """How often each slot was accessed; counts of parts add up."""
-    return jnp.zeros((num_slots,), jnp.float32).at[slot_ids.reshape(-1)].add(1.0)
-
-
-def measures_of_counts(counts: Float[Array, " slots"], num_accesses: int) -> AccessMeasures:
-    """`access_measures` of what `access_counts` counted."""
-    num_slots = counts.shape[0]
-    accesses = jnp.float32(num_accesses)
+    counts = jnp.zeros((num_slots,), jnp.float32).at[slot_ids.reshape(-1)].add(1.0)
+    accesses = jnp.float32(slot_ids.size)
+    if axes:
+        counts, accesses = jax.lax.psum((counts, accesses), axes)
     probabilities = counts / accesses
     # 0 ln 0 = 0.
     logs = jnp.log(jnp.where(counts > 0, probabilities * num_slots, 1.0))

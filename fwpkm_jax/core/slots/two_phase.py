@@ -3,7 +3,7 @@
 Such a memory is written in two phases, each over all chunks of whole sequences. Read downwards:
 
 1. `move_keys`: a scan over the keys alone moves them and finds every token's best sub-keys.
-   `find_slots` then pairs these to slots, all chunks at once: pairs move no keys.
+   The rule then pairs these to slots, all chunks at once: pairs move no keys.
 2. `write_values`: the values are read and written, the table in place.
 
 Results and gradients are those of the rule's `step`, chunk by chunk. Rules whose keys learn from
@@ -14,7 +14,6 @@ to be formed at once (`blocks`), tables on several devices (`devices`).
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -57,7 +56,7 @@ def move_keys(
     *,
     find: Find,
     key_write: KeyWrite,
-    loops_of: Callable[[SubKeys, jax.Array], KeyLoops] | None = None,
+    loops: KeyLoops,
     token_axes: tuple[str, ...] = (),
 ) -> MovedKeys:
     """The first phase: the keys of one memory move chunk by chunk.
@@ -68,7 +67,7 @@ def move_keys(
       token_weights: weight of each token in the addressing loss's average.
       find: from queries and keys to the best sub-keys of each query.
       key_write: how the keys move.
-      loops_of: from keys and queries to what goes over the chunks; None: plain XLA.
+      loops: what goes over the chunks, on one device.
       token_axes: inside `jax.shard_map`, axes along which devices hold other tokens of each chunk.
         Each device then moves its own copy of the keys, all alike.
 
@@ -81,7 +80,6 @@ def move_keys(
         )
     if key_write.clip is not None:
         raise ValueError(f"clip={key_write.clip} of a key write needs a scan of steps; use None.")
-    loops = KeyLoops() if loops_of is None else loops_of(keys, queries)
     moved: Any = key_scan(keys, queries, token_weights, find, key_write, loops)
     # The losses of all chunks at once; the scan itself does not need them.
     usage = jax.vmap(functools.partial(sub_key_usage, num_subkeys=keys.shape[2]))
@@ -116,20 +114,6 @@ def _move_with_other_devices(
 
     keys, (choice, losses) = jax.lax.scan(move, keys, (queries, token_weights))
     return MovedKeys(keys, choice, losses)
-
-
-def find_slots(choice: SubKeyChoice, *, pair: Callable[[SubKeyChoice], SlotAccess]) -> SlotAccess:
-    """Between the phases: the slots of all tokens, leaves `[groups, chunks, tokens, places]`.
-
-    Pairs of sub-keys move no keys, so all chunks of all memories are paired at once.
-
-    Args:
-      choice: from `move_keys` of each memory.
-      pair: from the best sub-keys of any number of tokens to their slots.
-    """
-    tokens = choice.sub_key_ids.shape[:3]
-    access = pair(jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), choice))
-    return jax.tree.map(lambda x: x.reshape(*tokens, -1), access)
 
 
 class WrittenValues(NamedTuple):

@@ -34,6 +34,23 @@ class Units(NamedTuple):
     fresh: Bool[Array, "groups units"]
 
 
+class UnitSize(NamedTuple):
+    """How many tokens make a unit.
+
+    Attributes:
+      chunk: tokens of a unit.
+      lead: by how many tokens a document's first unit is longer than the others, or below 0
+        shorter, then by less than a chunk.
+      narrow: units of at most so many tokens are given to `within` as pieces of this length, for a
+        `within` whose cost grows with the length of the piece; it is compiled once more. None: all
+        pieces are as long as a chunk.
+    """
+
+    chunk: int
+    lead: int = 0
+    narrow: int | None = None
+
+
 def in_documents(
     within: Within[State],
     state: State,
@@ -42,11 +59,9 @@ def in_documents(
     *,
     count: Int[Array, " groups"],
     starts: Bool[Array, "groups length"],
-    chunk: int,
+    unit: UnitSize,
     position: Int[Array, " groups"] | None = None,
     alone: Callable[[Any], Any] | None = None,
-    narrow: int | None = None,
-    lead: int = 0,
 ) -> tuple[State, PyTree[Array]]:
     """`core.streams.cuts.in_chunks` of rows that hold several documents; differentiable.
 
@@ -59,26 +74,23 @@ def in_documents(
       tokens: leaves `[groups, members, length, ...]`.
       count: how many of the tokens each group has, its first ones.
       starts: first tokens of documents.
-      chunk: tokens per unit.
-      position: tokens of each group's document before the first token, less `lead`, for a piece of
-        a stream; None: the first token starts a document.
+      unit: how many tokens make a unit.
+      position: tokens of each group's document before the first token, less `unit.lead`, for a
+        piece of a stream; None: the first token starts a document.
       alone: from tokens of documents that `within` would read in one call from `fresh` to their
         outputs; it sees all tokens of the rows. None: `within` reads them.
-      narrow: units of at most so many tokens are given to `within` as pieces of this length, for a
-        `within` whose cost grows with the length of the piece; it is compiled once more. None: all
-        pieces are as long as a chunk.
-      lead: by how many tokens a document's first chunk is longer than the others, or below 0
-        shorter, then by less than a chunk.
 
     Returns:
       The state after each group's last token, and the outputs, leaves
       `[groups, members, length, ...]`. Those behind a group's last token have no meaning, except
       that `alone` gives them, too.
     """
+    chunk, lead, narrow = unit
     groups, length = starts.shape
     at = jnp.arange(length, dtype=jnp.int32)[None]
     if position is None:
         starts, position = starts.at[:, 0].set(True), jnp.zeros((groups,), jnp.int32)
+    # Behind the last real token nothing starts.
     starts = starts & (at < count[:, None])
     number = document_numbers(starts)
     place = document_positions(starts, first=position) - jnp.where(number > 0, lead, 0)
@@ -98,9 +110,9 @@ def in_documents(
 
     @jax.checkpoint
     def read(state: State, part: tuple[Units, Any]) -> tuple[State, Any]:
-        unit, piece = part
-        state = _where(unit.fresh, fresh, state)
-        return _if_any(within, state, piece, unit.size, narrow=narrow)
+        one, piece = part
+        state = _where(one.fresh, fresh, state)
+        return _if_any(within, state, piece, one.size, narrow=narrow)
 
     # All units' tokens at once, so that no step of the backward pass adds to whole rows.
     pieces = jax.tree.map(lambda x: _pieces(x, units.start, width), tokens)
@@ -110,6 +122,7 @@ def in_documents(
     begin = jax.lax.cummax(jnp.where(first, at, 0), axis=1)
     # From a token to its unit's output, and its place within.
     where = jnp.maximum(rank, 0) * width + jnp.minimum(at - begin, width - 1)
+    # Back in the order of tokens; those read beside get their output below.
     output = jax.tree.map(lambda x: _take(_joined(x), where), out)
     if alone is None:
         # These begin from `fresh` and nothing follows them, so that all run side by side.
@@ -160,6 +173,7 @@ def _side_by_side(within, fresh, tokens, units: Units, like: Any, *, width: int)
         at = unit.start[:, :, None] + offset
         at = jnp.where(offset < unit.size[:, :, None], at, output_length)
         at = at.reshape(groups, -1)
+        # Units do not overlap, so adding to zeros puts each in its place.
         add = jax.vmap(lambda old, new, at: old.at[:, at].add(new, mode="drop"))
         return jax.tree.map(lambda old, new: add(old, new, at), output, out)
 
@@ -202,6 +216,7 @@ def _if_any(
             lambda x: jnp.pad(x, [(0, 0), (0, 0), behind, *[(0, 0)] * (x.ndim - 3)]), out
         )
 
+    # One program has all three forms; a step runs one of them.
     which = (longest > 0).astype(jnp.int32) + (longest > narrow).astype(jnp.int32)
     return jax.lax.switch(which, (skip, part, whole))
 

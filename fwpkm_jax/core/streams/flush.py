@@ -1,6 +1,6 @@
 """The write of all tokens that wait, as one chunk however long."""
 
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,22 +9,13 @@ from fwpkm_jax.core.chunks import AnyChunk, Memory, map_memories
 from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
 from fwpkm_jax.core.streams.pending import Pending
 from fwpkm_jax.core.streams.queue import computed_after
-from fwpkm_jax.core.streams.streaming import MakeChunk, Targets, plain_chunk, waiting_chunk
-
-WriteBlocks = Callable[[Memory, ChunkBlocks], Memory]
+from fwpkm_jax.core.streams.streaming import waiting_chunk
 
 _BLOCK = 1024  # Tokens of a sequence that a flush forms at a time.
 
 
 def flush(
-    write_blocks: WriteBlocks,
-    memory: Memory,
-    pending: Pending,
-    *,
-    lookahead: int,
-    targets: Targets | None = None,
-    make_chunk: MakeChunk = plain_chunk,
-    block: int = _BLOCK,
+    rule: Any, memory: Memory, pending: Pending, *, block: int = _BLOCK
 ) -> tuple[Memory, Pending]:
     """Writes the complete pairs now, as one chunk, and keeps the last `lookahead` tokens.
 
@@ -32,16 +23,16 @@ def flush(
     wait, not the queue's capacity.
 
     Args:
-      write_blocks: a rule's, of one memory.
+      rule: a chunk rule, of which `write_blocks`, `targets`, `chunk` and `lookahead` are used.
       memory: leaves `[groups, ...]`.
       pending: tokens that wait.
-      lookahead: distance from a token to its target.
-      targets, make_chunk: as in `streaming.push`.
       block: tokens of each sequence formed at a time.
 
     Returns:
       Memory and pending.
     """
+
+    lookahead = rule.lookahead
 
     def flush_group(memory: Memory, pending: Pending) -> tuple[Memory, Pending]:
         signals, num_waiting = pending
@@ -59,10 +50,10 @@ def flush(
             )
             at = start + jnp.arange(size + lookahead, dtype=jnp.int32)
             written = ((at >= first) & (at < complete)).astype(signals.gate.dtype)
-            return waiting_chunk(part, size, lookahead, targets, make_chunk, written[None])
+            return waiting_chunk(rule, part, size, written[None])
 
         blocks = ChunkBlocks(block_of, -(-complete // size), -(-room // size))
-        memory = write_blocks(memory, blocks)
+        memory = rule.write_blocks(memory, blocks)
         # The queue changes after the write: without that order XLA copies it.
         complete = computed_after(jax.tree.leaves(memory)[-1].ravel()[:1], complete)
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from fwpkm_jax.core.chunks import Memory, map_groups, map_memories, map_unshared
 from fwpkm_jax.core.documents import document_numbers
 from fwpkm_jax.core.streams.cuts import in_chunks
-from fwpkm_jax.core.streams.documents import in_documents
+from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 from fwpkm_jax.core.streams.pending import ChunkSize, NewDocuments, Pending, Tokens
 
 Read = Callable[[Memory, Any], Any]
@@ -149,10 +149,11 @@ def push(
     state = memory, pending
     if limit < capacity:  # Else no call can have left a complete chunk.
         state = write_complete(state)
-    options: dict[str, Any] = {"count": count, "chunk": chunk_size}
-    options["position"] = state[1].num_waiting - lookahead
+    options: dict[str, Any] = {"count": count, "position": state[1].num_waiting - lookahead}
     if documents is None:
-        (memory, pending), output = in_chunks(read_and_queue, state, tokens, **options)
+        (memory, pending), output = in_chunks(
+            read_and_queue, state, tokens, chunk=chunk_size, **options
+        )
         return memory, pending, output
     (memory, pending), output = in_documents(
         read_and_queue,
@@ -162,7 +163,7 @@ def push(
         **options,
         starts=documents.starts,
         alone=lambda tokens: read(documents.memory, tokens),
-        lead=lookahead,
+        unit=UnitSize(chunk_size, lead=lookahead),
     )
     return memory, pending, output
 

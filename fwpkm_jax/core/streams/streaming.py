@@ -7,20 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.chunks import AnyChunk, Chunk, Memory, map_memories
+from fwpkm_jax.core.chunks import AnyChunk, Memory, map_memories
 from fwpkm_jax.core.streams import queue
 from fwpkm_jax.core.streams.pending import ChunkSize, Pending, Signals
 from fwpkm_jax.core.targets import WriteWeights, pair_weights, shift_left
 
 Read = Callable[[Memory, jax.Array], tuple[jax.Array, Any]]
-Write = Callable[[Memory, AnyChunk], Memory]
-Targets = Callable[[jax.Array], jax.Array]  # What tokens should read, from all their values.
-MakeChunk = Callable[[jax.Array, jax.Array, WriteWeights], AnyChunk]
-
-
-def plain_chunk(query: jax.Array, target: jax.Array, weights: WriteWeights) -> Chunk:
-    """The chunk of a rule that needs no fields of its own."""
-    return Chunk(query, target, *weights)
 
 
 class StreamOutput(NamedTuple):
@@ -41,32 +33,23 @@ class StreamOutput(NamedTuple):
 
 
 def push(
-    read: Read,
-    write: Write,
+    rule: Any,
     memory: Memory,
     pending: Pending,
     signals: Signals,
     *,
     chunk_size: ChunkSize,
-    lookahead: int,
-    targets: Targets | None = None,
-    make_chunk: MakeChunk = plain_chunk,
     num_real: Int[Array, " groups"] | None = None,
     documents: queue.NewDocuments | None = None,
 ) -> StreamOutput:
     """`queue.push` for a rule: reads a piece and writes the chunks that it completes.
 
     Args:
-      read: a rule's, from one memory and queries `[tokens, heads, key]` to output and access.
-      write: a rule's, from one memory and a chunk to the memory after the write.
+      rule: a chunk rule, of which `read`, `write`, `targets`, `chunk` and `lookahead` are used.
       memory: leaves `[groups, ...]`.
       pending: tokens that wait.
       signals: the piece, leaves `[groups, members, length, ...]`.
       chunk_size: tokens per write, for this call, or "flush".
-      lookahead: distance from a token to its target.
-      targets: from values to targets, `[members, length, value]` both; None: the value `lookahead`
-        tokens on.
-      make_chunk: a rule's `chunk`, from queries, targets and weights.
       num_real: tokens of the piece, its first ones; None: all.
       documents: as in `queue.push`.
 
@@ -75,13 +58,12 @@ def push(
     """
 
     def read_tokens(memory: Memory, signals: Signals) -> tuple[jax.Array, Any]:
-        return read_sequences(read, memory, signals.query)
+        return read_sequences(rule.read, memory, signals.query)
 
     def write_waiting(memory: Memory, signals: Signals) -> Memory:
         def write_group(memory: Memory, signals: Signals) -> Memory:
             assert chunk_size != "flush", "tokens that wait for a flush are no chunk"
-            chunk = waiting_chunk(signals, chunk_size, lookahead, targets, make_chunk)
-            return write(memory, chunk)
+            return rule.write(memory, waiting_chunk(rule, signals, chunk_size))
 
         return map_memories(write_group, memory, signals)
 
@@ -92,7 +74,7 @@ def push(
         pending,
         signals,
         chunk_size=chunk_size,
-        lookahead=lookahead,
+        lookahead=rule.lookahead,
         num_real=num_real,
         documents=documents,
     )
@@ -135,33 +117,27 @@ def read_sequences(
 
 
 def waiting_chunk(
-    signals: Signals,
-    size: int,
-    lookahead: int,
-    targets: Targets | None,
-    make_chunk: MakeChunk,
-    written: jax.Array | None = None,
+    rule: Any, signals: Signals, size: int, written: jax.Array | None = None
 ) -> AnyChunk:
     """A group's first `size` waiting tokens as one chunk.
 
     Args:
+      rule: whose chunk it is.
       signals: of the tokens, those that hold their targets included; leaves `[members, ...]`.
       size: tokens of the chunk.
-      lookahead: distance from a token to its target.
-      targets, make_chunk: as in `push`.
       written: `[1, length]`, 1 for the tokens that the chunk is limited to; None: all.
     """
 
     def tokens(x: jax.Array) -> jax.Array:
         return x[:, :size].reshape(x.shape[0] * size, *x.shape[2:])
 
-    value, mask = signals.value, (signals.mask != 0).astype(signals.mask.dtype)
-    same = signals.mask == shift_left(signals.mask, lookahead)
+    mask = (signals.mask != 0).astype(signals.mask.dtype)
+    same = signals.mask == shift_left(signals.mask, rule.lookahead)
     # All targets are known by now; they may stand behind the written tokens.
     known = jnp.ones_like(mask) if written is None else jnp.ones_like(mask) * written
-    weights = pair_weights(signals.gate, mask, known=known, lookahead=lookahead)
+    weights = pair_weights(signals.gate, mask, known=known, lookahead=rule.lookahead)
     weights = weights._replace(write=weights.write * same.astype(mask.dtype))
     if written is not None:
         weights = weights._replace(counted=mask * written)
-    target = shift_left(value, lookahead) if targets is None else targets(value)
-    return make_chunk(tokens(signals.query), tokens(target), WriteWeights(*map(tokens, weights)))
+    query, target = tokens(signals.query), tokens(rule.targets(signals.value))
+    return rule.chunk(query, target, WriteWeights(*map(tokens, weights)))

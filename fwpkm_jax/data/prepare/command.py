@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from fwpkm_jax.data.prepare.sources import Source, text_files
 from fwpkm_jax.data.tokenizers import MISTRAL_V1
 from fwpkm_jax.io.options import read_options
 from fwpkm_jax.io.terminal import report
+from fwpkm_jax.lazy_imports import LazyRegistry
 from fwpkm_jax.literals import check_literals, nearest
 
 _PROGRAM = "fwpkm_jax.data.prepare"
@@ -65,7 +65,7 @@ class AbstractRange(AbstractSource):
     """A source of which a range of documents can be taken."""
 
     skip_documents: int = 0
-    """Leave out this many records at the start."""
+    """Leave out this many records at the start; below 0: all but so many at the end."""
     max_documents: int | None = None
     """Take at most this many records."""
 
@@ -87,21 +87,14 @@ class TextFiles(AbstractRange):
         yield self.out, source, None
 
 
-SOURCES = {
-    "text": f"{__name__}:TextFiles",
-    "fineweb_edu": f"{_PAPER}.fineweb_edu:FineWebEdu",
-    "longcrawl64": f"{_PAPER}.longcrawl64:LongCrawl64",
-    "lambada": f"{_PAPER}.lambada:Lambada",
-    "pile": f"{_PAPER}.pile:Pile",
-    "longbench": f"{_PAPER}.longbench:LongBench",
-}
-"""Where the class of each source is, by name; it is imported when it is asked for."""
-
-
-def source_class(name: str) -> type[AbstractSource]:
-    """The class of a source."""
-    module, _, found = SOURCES[name].partition(":")
-    return getattr(importlib.import_module(module), found)
+SOURCES = LazyRegistry(
+    {
+        "text": f"{__name__}:TextFiles",
+        "longcrawl64": f"{_PAPER}.longcrawl64:LongCrawl64",
+        "pile": f"{_PAPER}.pile:Pile",
+    }
+)
+"""The class of each source, by name."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -111,13 +104,11 @@ def main(arguments: Sequence[str]) -> int:
         if name in ("-h", "--help"):
             print(f"usage: {_PROGRAM} SOURCE --input PATH --out PATH [options]\n\nsources:")
             for name in SOURCES:
-                print(f"  {name:12} {(source_class(name).__doc__ or '').strip()}")
+                print(f"  {name:12} {(SOURCES[name].__doc__ or '').strip()}")
             return 0
         if name not in SOURCES:
             raise ValueError(f"{name!r} is none of {', '.join(SOURCES)}{nearest(name, SOURCES)}.")
-        command: AbstractSource = read_options(
-            source_class(name), others, program=f"{_PROGRAM} {name}"
-        )
+        command: AbstractSource = read_options(SOURCES[name], others, program=f"{_PROGRAM} {name}")
         for out, source, max_characters in command.jobs():
             prepare(
                 source,

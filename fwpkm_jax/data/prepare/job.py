@@ -13,14 +13,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.json_lines import Place
 from fwpkm_jax.data.prepare.output import (
     START,
     Layout,
     TokenOutput,
-    Written,
     discard,
     final_files,
     partial_files,
@@ -42,47 +41,17 @@ _BETWEEN = 16
 _SHOW_SECONDS = {True: 0.5, False: 30.0}
 
 
-class Checksum(TypedDict):
-    """Size and checksum of a file."""
+Manifest = dict[str, Any]
+"""Content and origin of a tokenised file, JSON values by name.
 
-    bytes: int
-    sha256: str
-
-
-class Counts(TypedDict):
-    """Amounts read so far."""
-
-    documents: int
-    characters: int
-    tokens: int
-    """Including ends of documents; exceeds the written tokens if rows were cut or capped."""
-
-
-class State(TypedDict):
-    """A point from which a job can continue."""
-
-    job: dict[str, Any]
-    span: int
-    place: list[int] | None
-    """Of the last document of the span that was read."""
-    read: Counts
-    written: Written
-    inputs: dict[str, Checksum]
-    finished: bool
-    """Everything is in the partial files."""
-
-
-class Manifest(TypedDict):
-    """Content and origin of a tokenised file."""
-
-    job: dict[str, Any]
-    """Source, tokenizer, layout and limits: all that determines the files."""
-    read: Counts
-    written: dict[str, int]
-    """`entries` and `tokens` of the files."""
-    inputs: dict[str, Checksum]
-    """Of the files that were read."""
-    outputs: dict[str, Checksum]
+job: source, tokenizer, layout and limits, all that determines the files. read: `documents`,
+`characters` and `tokens`, ends of documents and what was cut off included. written: `entries` and
+`tokens` of the files. inputs, outputs: `bytes` and `sha256` of each file, by its name.
+"""
+State = dict[str, Any]
+"""A point from which a job can continue: `job`, `read` and `inputs` as in the manifest; `span`, and
+`place`, of the last document of it that was read; `written`, from `TokenOutput.sync`; `finished`:
+everything is in the partial files."""
 
 
 def prepare(
@@ -154,18 +123,19 @@ def prepare(
             state_path.unlink(missing_ok=True)  # Of a job that was killed at its last line.
             status.say(f"{out} is complete; its checksums are those of {manifest_path.name}")
             return manifest
-        state: State | None = _read_if_there(state_path)
+        state = _read_if_there(state_path)
         if state is None:
             _check_absent(out)
-            state = _first_state(job)
+            read = {"documents": 0, "characters": 0, "tokens": 0}
+            state = {"job": job, "span": 0, "place": None, "read": read}
+            state |= {"written": START, "inputs": {}, "finished": False}
             save(state)  # From here on the partial files are this job's.
         _check_same_job(state["job"], job, what=str(state_path))
         if not state["finished"]:
             try:
-                write = _Writing(state, source, encoder, num_threads, save, status)
-                state = write(out, save_seconds)
+                _write(out, state, source, encoder, num_threads, save, save_seconds, status)
             except Exception:
-                if _read_if_there(state_path) == _first_state(job):  # Nothing to go on from.
+                if _read_if_there(state_path)["place"] is None:  # Nothing to go on from.
                     discard(out)
                     state_path.unlink()
                 raise
@@ -189,134 +159,97 @@ def prepare(
     return manifest
 
 
-def _first_state(job: dict[str, Any]) -> State:
-    """The beginning of a job."""
-    return {
-        "job": job,
-        "span": 0,
-        "place": None,
-        "read": {"documents": 0, "characters": 0, "tokens": 0},
-        "written": START,
-        "inputs": {},
-        "finished": False,
-    }
+def _write(
+    out: Path,
+    state: State,
+    source: Source,
+    encoder: Tokenizer,
+    num_threads: int | None,
+    save: Callable[[State], None],
+    save_seconds: float,
+    status: StatusLine,
+) -> None:
+    """Reads, encodes and writes documents from a state on, to the end or to a limit; saves it."""
+    job, read = state["job"], state["read"]
+    began = saved = shown = time.monotonic()
+    before = read["tokens"]
+    output = TokenOutput(
+        out,
+        state["written"],
+        layout=job["layout"],
+        vocab_size=encoder.vocab_size,
+        max_tokens=job["max_tokens"],
+    )
+    with contextlib.closing(output):
+        for number, document in enumerate(_documents(state, source, encoder, num_threads)):
+            read["documents"] += 1
+            read["characters"] += document.characters
+            read["tokens"] += len(document.tokens)
+            output.add(document.tokens)
+            state["place"] = list(document.place)
+            limit = job["max_characters"]
+            if output.full or (limit is not None and read["characters"] >= limit):
+                break
+            if number % _BETWEEN:
+                continue
+            now = time.monotonic()
+            if now - shown >= _SHOW_SECONDS[status.on_terminal]:
+                shown = now
+                speed = (read["tokens"] - before) / max(now - began, 1e-9)
+                status.show(f"{_progress(state, source)}  {speed:,.0f} tokens/s")
+            if now - saved >= save_seconds:
+                state["written"] = output.sync()
+                save(state)
+                saved = time.monotonic()
+        state.update(written=output.sync(), finished=True)
+        save(state)
 
 
-class _Writing:
-    """Reads, encodes and writes documents from a state on, to the end or to a limit."""
-
-    def __init__(
-        self,
-        state: State,
-        source: Source,
-        encoder: Tokenizer,
-        num_threads: int | None,
-        save: Callable[[State], None],
-        status: StatusLine,
-    ):
-        self._state, self._source, self._encoder = state, source, encoder
-        self._num_threads, self._save, self._status = num_threads, save, status
-        self._started = self._shown = time.monotonic()
-        self._first_tokens = state["read"]["tokens"]
-
-    def __call__(self, out: Path, save_seconds: float) -> State:
-        """Returns the last state, which is saved."""
-        state, job, read = self._state, self._state["job"], self._state["read"]
-        output = TokenOutput(
-            out,
-            state["written"],
-            layout=job["layout"],
-            vocab_size=self._encoder.vocab_size,
-            max_tokens=job["max_tokens"],
-        )
-
-        def save(*, finished: bool = False) -> State:
-            """Writes everything to disk, then the state."""
-            state.update(written=output.sync(), finished=finished)
-            self._save(state)
-            return state
-
-        try:
-            saved = time.monotonic()
-            for number, document in enumerate(self._documents()):
-                read["documents"] += 1
-                read["characters"] += document.characters
-                read["tokens"] += len(document.tokens)
-                output.add(document.tokens)
-                state["place"] = list(document.place)
-                limit = job["max_characters"]
-                if output.full or (limit is not None and read["characters"] >= limit):
-                    break
-                if number % _BETWEEN == 0:
-                    self._show()
-                    if time.monotonic() - saved >= save_seconds:
-                        save()
-                        saved = time.monotonic()
-            return save(finished=True)
-        finally:
-            output.close()
-
-    def _documents(self) -> Iterator[Tokens]:
-        """The documents behind the state's place; keeps span and checksums in the state."""
-        state = self._state
-        for number in range(state["span"], len(self._source.spans)):
-            part, start, stop = self._source.spans[number]
-            read = state["place"] if number == state["span"] else None
-            state["span"], state["place"] = number, read
-            for name, file in part.files.items():
-                _add_checksum(state["inputs"], name, file)
-            pieces = part.read(self._encoder, Place(start) if read is None else Place(*read))
-            if stop is not None:
-                pieces = itertools.takewhile(lambda x, stop=stop: x.place.record < stop, pieces)
-            documents = whole_documents(
-                encoded(
-                    pieces,
-                    self._encoder,
-                    append_eos=self._source.append_eos,
-                    num_threads=self._num_threads,
-                )
-            )
-            if read is not None:
-                next(documents, None)  # It is written.
-            yield from documents
-
-    def _show(self) -> None:
-        """Prints how far the work is, now and then."""
-        now = time.monotonic()
-        if now - self._shown < _SHOW_SECONDS[self._status.on_terminal]:
-            return
-        self._shown = now
-        state, spans, limit = self._state, self._source.spans, self._state["job"]["max_tokens"]
-        tokens, number = state["read"]["tokens"], state["span"]
-        speed = (tokens - self._first_tokens) / max(now - self._started, 1e-9)
-        total = "" if limit is None else f" of {limit:,}"
-        self._status.show(
-            f"{self._source.name} {number + 1}/{len(spans)} {spans[number].part.name}  "
-            f"{state['read']['documents']:,} documents  {tokens:,}{total} tokens  "
-            f"{speed:,.0f} tokens/s"
-        )
+def _progress(state: State, source: Source) -> str:
+    number, read, limit = state["span"], state["read"], state["job"]["max_tokens"]
+    total = "" if limit is None else f" of {limit:,}"
+    return (
+        f"{source.name} {number + 1}/{len(source.spans)} {source.spans[number].part.name}  "
+        f"{read['documents']:,} documents  {read['tokens']:,}{total} tokens"
+    )
 
 
-def _add_checksum(known: dict[str, Checksum], name: str, file: AbstractDataFile) -> None:
-    """Hashes a file, whatever its size and time, before it is read.
+def _documents(
+    state: State, source: Source, encoder: Tokenizer, num_threads: int | None
+) -> Iterator[Tokens]:
+    """The documents behind the state's place; keeps span and checksums in the state.
 
     Raises:
-      ValueError: it has changed since another process recorded it.
+      ValueError: a file has changed since its checksum was recorded.
     """
-    now = _checksum(file)
-    if name in known and known[name] != now:
-        raise ValueError(
-            f"{file.name} has changed since the preparation began (SHA-256 {now['sha256']}, was "
-            f"{known[name]['sha256']}); put it back, or delete the .partial files and start again."
-        )
-    known[name] = now
+    for number in range(state["span"], len(source.spans)):
+        part, start, stop = source.spans[number]
+        read = state["place"] if number == state["span"] else None
+        state["span"], state["place"] = number, read
+        for name, file in part.files.items():
+            now = _checksum(file)  # Whatever its size and time.
+            known = state["inputs"].setdefault(name, now)
+            if known != now:
+                raise ValueError(
+                    f"{file.name} has changed since the preparation began (SHA-256 "
+                    f"{now['sha256']}, was {known['sha256']}); put it back, or delete the .partial "
+                    "files and start again."
+                )
+        pieces = part.read(encoder, Place(start) if read is None else Place(*read))
+        if stop is not None:
+            pieces = itertools.takewhile(lambda x, stop=stop: x.place.record < stop, pieces)
+        tokens = encoded(pieces, encoder, num_threads=num_threads)
+        documents = whole_documents(tokens)
+        if read is not None:
+            next(documents, None)  # It is written.
+        yield from documents
 
 
-def _checksum(file: AbstractDataFile) -> Checksum:
+def _checksum(file: AbstractDataFile) -> dict[str, Any]:
     return {"bytes": file.size, "sha256": file.sha256()}
 
 
-def _local_checksum(path: Path) -> Checksum:
+def _local_checksum(path: Path) -> dict[str, Any]:
     return _checksum(LocalFile(str(path), path))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Literal, TypedDict
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -18,17 +19,8 @@ stream: one entry per document."""
 ROW_LENGTH = 4097
 
 
-class Written(TypedDict):
-    """A point from which writing can continue."""
-
-    entries: int
-    tokens: int
-    index_bytes: int
-    pending: list[int]
-    """Tokens of an incomplete row."""
-
-
-START: Written = {"entries": 0, "tokens": 0, "index_bytes": 0, "pending": []}
+START = {"entries": 0, "tokens": 0, "index_bytes": 0, "pending": []}
+"""The point from which writing begins; `pending` are the tokens of an incomplete row."""
 
 
 class TokenOutput:
@@ -37,7 +29,7 @@ class TokenOutput:
     def __init__(
         self,
         path: Path,
-        written: Written,
+        written: Mapping[str, Any],
         *,
         layout: Layout,
         vocab_size: int,
@@ -101,7 +93,7 @@ class TokenOutput:
         self.tokens += len(entry)
         self._index_bytes += len(line)
 
-    def sync(self) -> Written:
+    def sync(self) -> dict[str, Any]:
         """Writes everything to disk and returns the point of continuation."""
         for file in (self._data, self._index):
             file.flush()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.json_lines import Place
 from fwpkm_jax.data.streams.files import AbstractDataFile, HubFile, data_files
 from fwpkm_jax.data.streams.formats import Piece, count_records, read_pieces
 from fwpkm_jax.data.tokenizers import Tokenizer
@@ -70,13 +70,11 @@ class Source:
     spans: tuple[Span, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     """How the parts were read, for the manifest, as JSON values."""
-    append_eos: bool = True
-    """Whether each document is followed by the tokenizer's end of document."""
 
     def describe(self) -> dict[str, Any]:
         """Name, settings and parts as JSON values."""
         spans = [[span.part.name, span.start, span.stop] for span in self.spans]
-        return {"source": self.name, **self.settings, "append_eos": self.append_eos, "parts": spans}
+        return {"source": self.name, **self.settings, "parts": spans}
 
 
 def file_parts(path: str | Path, *, field: str = "text") -> list[FilePart]:
@@ -99,7 +97,8 @@ def text_files(
     Args:
       path: see `data_files`.
       field: of a record, that holds the text.
-      start: first record to read; a record is a line, a row, an entry or a `.txt` file.
+      start: first record to read; a record is a line, a row, an entry or a `.txt` file. Below 0,
+        it and `stop` count from the end.
       stop: first record after those to read.
 
     Raises:
@@ -113,15 +112,21 @@ def text_files(
 def select(parts: Sequence[Part], *, start: int = 0, stop: int | None = None) -> tuple[Span, ...]:
     """The records from `start` up to `stop`, numbered over all parts, by part.
 
-    Parts are counted only where the limits need it.
+    Where `start` is below 0, both count from the end. Parts are counted only where the limits need
+    it.
 
     Raises:
       ValueError: the limits are out of order, or leave no record.
     """
-    if start < 0 or (stop is not None and stop <= start):
-        raise ValueError(f"start={start} and stop={stop} leave no record; give 0 <= start < stop.")
+    if stop is not None and stop <= start:
+        raise ValueError(f"start={start} and stop={stop} leave no record; give start < stop.")
     if start == 0 and stop is None:
         return tuple(Span(part) for part in parts)
+    if start < 0:
+        number = sum(part.count() for part in parts)
+        if number + start < 0:
+            raise ValueError(f"The parts hold {number} records, and {-start} are to be the last.")
+        start, stop = number + start, None if stop is None else number + stop
     spans, first = [], 0
     for part in parts:
         if stop is not None and stop <= first:

@@ -13,7 +13,6 @@ from typing import IO, Any, cast
 from fwpkm_jax.data.identity import MOST_NAMED, WHOLE, identity
 from fwpkm_jax.data.streams.hub import HUB, HubName, check_hub_name, fetch_file, list_files
 from fwpkm_jax.data.streams.names import (
-    KINDS,
     PACKAGED,
     below,
     chosen,
@@ -21,7 +20,7 @@ from fwpkm_jax.data.streams.names import (
     is_named,
     kind_of,
 )
-from fwpkm_jax.io.untrusted import is_pointer, reading, refuse_pointer, size_of
+from fwpkm_jax.io.untrusted import is_pointer, open_file, reading, refuse_pointer, size_of
 from fwpkm_jax.literals import some
 from fwpkm_jax.storage.addresses import check_store, open_store, scheme_of, store_error
 
@@ -114,8 +113,7 @@ class LocalFile(AbstractDataFile):
         return size_of(self.path)
 
     def open(self) -> IO[bytes]:
-        size_of(self.path)  # A pipe would wait for its other end.
-        return self.path.open("rb")
+        return open_file(self.path)
 
     def identity(self, *, sampled: bool) -> str:
         return identity(self.path, **_SAMPLED) if sampled else identity(self.path)
@@ -171,7 +169,7 @@ class HubFile(AbstractDataFile):
         return self.bytes
 
     def open(self) -> IO[bytes]:
-        return fetch_file(self.repository, self.path).open("rb")
+        return open_file(fetch_file(self.repository, self.path))
 
     def identity(self, *, sampled: bool) -> str:
         del sampled
@@ -222,14 +220,16 @@ def _local_files(name: str) -> list[AbstractDataFile]:
     if name.startswith(PACKAGED):
         path = Path(__file__).parent.parent / name.removeprefix(PACKAGED)
     path = path.expanduser()
-    if path.is_file():
-        return [_of_a_kind(LocalFile(str(path), path))]
+    if path.exists() and not path.is_dir():
+        return chosen({"": LocalFile(str(path), path)}, str(path))
     root = Path(fixed_part(str(path)))
     found = [str(x) for x in root.rglob("*") if x.is_file() and is_named(str(x), str(path))]
     if not found and not path.exists():
-        raise FileNotFoundError(f"There is no file or folder {path.absolute()}; check the path.")
-    if path.exists() and not path.is_dir():
-        return [_of_a_kind(LocalFile(str(path), path))]
+        prepared = path.suffix == ".bin"
+        way_out = ", or write it with `python -m fwpkm_jax.data.prepare`" if prepared else ""
+        raise FileNotFoundError(
+            f"There is no file or folder {path.absolute()}; check the path{way_out}."
+        )
     return chosen({below(x, str(root)): LocalFile(x, Path(x)) for x in found}, str(path))
 
 
@@ -243,7 +243,7 @@ def _bucket_files(address: str) -> list[AbstractDataFile]:
     if not found:
         raise FileNotFoundError(f"There is no object or folder {address}; check the address.")
     files = {below(x, root): BucketFile(store.unstrip_protocol(x)) for x in found}
-    return [_of_a_kind(files[""])] if "" in files else chosen(files, address)
+    return chosen(files, address)
 
 
 def _hub_files(address: str) -> list[AbstractDataFile]:
@@ -252,7 +252,11 @@ def _hub_files(address: str) -> list[AbstractDataFile]:
     root = fixed_part(part)
     files = {
         below(x.path, root): HubFile(
-            f"{repository}/{x.path}", repository, x.path, x.object_id, x.size
+            f"{repository}/{x.path}",
+            repository,
+            x.path,
+            x.lfs.sha256 if x.lfs else x.blob_id,
+            x.size,
         )
         for x in entries
         if is_named(x.path, part)
@@ -261,13 +265,7 @@ def _hub_files(address: str) -> list[AbstractDataFile]:
     if not files:
         there = some(sorted(x.path for x in entries)) or "none"
         raise ValueError(f"{where} is no file of the data set, only {there}; name another.")
-    return [_of_a_kind(files[""])] if "" in files else chosen(files, where)
-
-
-def _of_a_kind(file: AbstractDataFile) -> AbstractDataFile:
-    if file.kind not in KINDS:
-        raise ValueError(f"{file.name} is not a {', '.join(KINDS)} file; rename or convert it.")
-    return file
+    return chosen(files, where)
 
 
 def source_identities(files: Sequence[AbstractDataFile]) -> list[list[str]]:

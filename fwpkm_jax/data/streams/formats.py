@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from fwpkm_jax.data.documents import MOST_TEXT_BYTES, START, Place, read_json_lines, text_field
+from fwpkm_jax.data.json_lines import MOST_TEXT_BYTES, START, Place, read_json_lines, text_field
 from fwpkm_jax.data.streams.files import AbstractDataFile, LocalFile
 from fwpkm_jax.data.streams.tables import column_texts, pyarrow_module, read_batches
 from fwpkm_jax.data.token_files import TokenFile
@@ -81,7 +81,6 @@ def encoded(
     pieces: Iterable[Piece],
     tokenizer: Tokenizer,
     *,
-    append_eos: bool = True,
     together: int = _TOGETHER,
     num_threads: int | None = None,
 ) -> Iterator[Tokens]:
@@ -90,11 +89,10 @@ def encoded(
     Args:
       pieces: of documents, in order.
       tokenizer: encodes them.
-      append_eos: whether the end of document follows each text.
       together: see `read_tokens`.
       num_threads: of the tokenizer; None: one for each processor.
     """
-    eos = np.asarray([tokenizer.eos_id] if append_eos else [], np.int32)
+    eos = np.asarray([tokenizer.eos_id], np.int32)
     threads = num_threads or os.cpu_count() or 1
     for group in _together(pieces, together):
         texts = [piece.content for piece in group if isinstance(piece.content, str)]

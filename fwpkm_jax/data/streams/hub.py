@@ -43,14 +43,6 @@ class HubName(NamedTuple):
         return f"{HUB}://datasets/{self.name}" + (f"@{self.revision}" if self.revision else "")
 
 
-class HubEntry(NamedTuple):
-    """A file of a data set."""
-
-    path: str
-    size: int
-    object_id: str
-
-
 def check_hub_name(address: str, name: str = "address") -> tuple[HubName, str]:
     """The data set of an address, and what of it is named ("": all).
 
@@ -63,8 +55,8 @@ def check_hub_name(address: str, name: str = "address") -> tuple[HubName, str]:
     return HubName(found[1], found[2]), (found[3] or "").strip("/")
 
 
-def list_files(address: str) -> tuple[HubName, list[HubEntry]]:
-    """The data set at the commit that its revision is now, and all its files.
+def list_files(address: str) -> tuple[HubName, list[Any]]:
+    """The data set at the commit that its revision is now, and all its files as the client says.
 
     Raises:
       ImportError: the package huggingface_hub is not installed.
@@ -86,9 +78,7 @@ def list_files(address: str) -> tuple[HubName, list[HubEntry]]:
             commit,
             repository,
         )
-    return repository, [
-        HubEntry(x.path, x.size, x.lfs.sha256 if x.lfs else x.blob_id) for x in entries
-    ]
+    return repository, entries
 
 
 def is_commit(revision: str) -> bool:
@@ -223,14 +213,8 @@ def asking(client: Any, name: str, revision: str | None, *, what: str = "model")
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ValueError(f"{name} has no revision {shown(revision)!r} at {hub}.") from error
-    except errors.LocalEntryNotFoundError as error:
-        raise OSError(
-            f"{hub} cannot be reached, and {name} is not whole in the cache; {AGAIN}."
-        ) from error
     except errors.LocalTokenNotFoundError as error:
         raise OSError(f"Nobody is logged in at {hub}; {LOGIN}.") from error
-    except errors.HFValidationError as error:
-        raise ValueError(f"{shown(name)} is no name of the hub: {shown(error)}") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         way_out = LOGIN if status in (401, 403) else AGAIN

@@ -5,14 +5,33 @@ from __future__ import annotations
 import fnmatch
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any
+from typing import IO, Protocol, TypeVar
 
 from fwpkm_jax.io.untrusted import MOST_JSON_BYTES, OutsideFileError, parse_json, reading
 from fwpkm_jax.literals import some
 
-AbstractDataFile = Any  # Of the module `files`, which imports this one.
+
+class NamedFile(Protocol):
+    """What a choice among files needs of each."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def short_name(self) -> str:
+        """Its name without folders."""
+        ...
+
+    def open(self) -> IO[bytes]:
+        """The content."""
+        ...
+
+
+File = TypeVar("File", bound=NamedFile)
 
 KINDS = (".jsonl", ".txt", ".bin", ".jsonl.gz", ".parquet", ".arrow")
 """Kinds of files that are read."""
@@ -50,8 +69,17 @@ def below(name: str, folder: str) -> str:
     return name.removeprefix(folder).lstrip("/")
 
 
-def chosen(files: Mapping[str, AbstractDataFile], where: str) -> list[AbstractDataFile]:
-    """The files to read of those below a folder or pattern, by their names below it."""
+def chosen(files: Mapping[str, File], where: str) -> list[File]:
+    """The files to read of those below a folder or pattern, by their names below it.
+
+    Raises:
+      ValueError: there is none, one of no kind that is read, a hidden one, a text in two forms, or
+        several splits of a data set.
+    """
+    if (file := files.get("")) is not None:  # Named itself.
+        if kind_of(file.name) not in KINDS:
+            raise ValueError(f"{file.name} is not a {_KINDS} file; rename or convert it.")
+        return [file]
     files = _without_caches(files, where)
     names = sorted((x for x in files if kind_of(x) in KINDS), key=PurePosixPath)
     for name in filter(_is_hidden, names):
@@ -62,19 +90,20 @@ def chosen(files: Mapping[str, AbstractDataFile], where: str) -> list[AbstractDa
     stems = {(name.removesuffix(kind_of(name)), kind_of(name)) for name in names}
     # An index or a manifest belongs to the tokenised file beside it.
     others = [
-        x
+        repr(x)
         for x in sorted(files)
         if kind_of(x) not in KINDS
         and not _is_hidden(x)
         and not (kind_of(x) in (".idx", ".json") and (x.rpartition(".")[0], ".bin") in stems)
     ]
-    reasons = "; ".join(f"{name} ({why})" for name, why in _reasons(others))
     if not names:
-        raise ValueError(
-            f"{where} holds no {_KINDS} file{f', only {reasons}' if reasons else ''}; name another."
-        )
+        there = f", only {some(others)}; unpack what is compressed, or" if others else ";"
+        raise ValueError(f"{where} holds no {_KINDS} file{there} name another.")
     if others:
-        _LOGGER.warning("%s: %d files are read. Passed over: %s.", where, len(names), reasons)
+        _LOGGER.warning(
+            "%s: %d files are read. Passed over, as no text that is read: %s.",
+            *(where, len(names), some(others)),
+        )
     for stem, kind in sorted(stems):
         twins = {".bin": set(KINDS) - {".bin"}, ".jsonl.gz": {".jsonl"}}.get(kind, set())
         for twin in (x for x in sorted(twins) if (stem, x) in stems):
@@ -96,9 +125,7 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _without_caches(
-    files: Mapping[str, AbstractDataFile], where: str
-) -> dict[str, AbstractDataFile]:
+def _without_caches(files: Mapping[str, File], where: str) -> dict[str, File]:
     """The files without those that describe a data set of `save_to_disk`, and without its caches.
 
     Raises:
@@ -131,28 +158,10 @@ def _without_caches(
     return left
 
 
-def _description(file: AbstractDataFile) -> dict:
+def _description(file: NamedFile) -> dict:
     with reading(file.name, otherwise=_SAVE), file.open() as content:
         said = content.read(MOST_JSON_BYTES)
     return parse_json(said, file.name, otherwise=_SAVE, kind=dict)
-
-
-def _reasons(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Kinds of files that are not read, how many there are or which one, and why."""
-    kinds: dict[str, list[str]] = {}
-    for name in names:
-        kinds.setdefault(kind_of(name) or "no ending", []).append(name)
-    why = {
-        **dict.fromkeys((".gz", ".xz", ".zst", ".bz2", ".zip"), "compressed; unpack it"),
-        ".idx": "its .bin is missing",
-    }
-    return [
-        (
-            repr(members[0]) if len(members) == 1 else f"{len(members)} of {kind}",
-            why.get(kind, "no text that is read"),
-        )
-        for kind, members in sorted(kinds.items())
-    ]
 
 
 def _split(name: str) -> str | None:

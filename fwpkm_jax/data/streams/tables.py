@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from struct import unpack_from
 from typing import IO, Any
 
-from fwpkm_jax.data.documents import MOST_TEXT_BYTES
+from fwpkm_jax.data.json_lines import MOST_TEXT_BYTES
 from fwpkm_jax.data.streams.files import AbstractDataFile
 from fwpkm_jax.io.untrusted import OutsideFileError, reading
 from fwpkm_jax.lazy_imports import import_extra

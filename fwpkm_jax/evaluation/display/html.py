@@ -3,8 +3,6 @@
 The functions escape the text that they take, and return markup.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 from collections.abc import Sequence

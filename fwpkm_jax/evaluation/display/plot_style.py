@@ -53,9 +53,7 @@ def blank_figure(width: float, height: float) -> Figure:
 def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     """A figure of one pair of axes, `width` by `height` inches."""
     figure = blank_figure(width, height)
-    axes = figure.subplots()
-    style_axes(axes)
-    return figure, axes
+    return figure, figure.subplots()
 
 
 def add_legend(axes: Axes, **options: Any) -> None:
@@ -87,6 +85,13 @@ def set_title(axes: Axes, title: str, subtitle: str) -> None:
     """Sets a bold title on the left and a grey line of text below it."""
     axes.set_title(title, loc="left", weight="bold", fontsize=11, pad=20)
     axes.text(0, 1.02, subtitle, transform=axes.transAxes, color=GREY, fontsize=9)
+
+
+def finish(axes: Axes, title: str, subtitle: str, **properties: Any) -> None:
+    """Styles axes on which all is drawn, and sets what `Axes.set` takes, such as labels."""
+    axes.set(**properties)
+    style_axes(axes)
+    set_title(axes, title, subtitle)
 
 
 def save_figure(figure: Figure, path: Path) -> Path:

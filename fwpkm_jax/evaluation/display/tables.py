@@ -1,7 +1,5 @@
 """Results as text tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model with its memory as a model of lm-evaluation-harness; needs the extra `lm-eval`."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any

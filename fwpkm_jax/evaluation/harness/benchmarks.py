@@ -1,7 +1,5 @@
 """Runs tasks of lm-evaluation-harness on a run, once with the memory writing and once frozen."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.metadata
@@ -33,8 +31,6 @@ def evaluate(
     """What the harness reports of each task, with the memory writing and frozen.
 
     Args:
-      subject: the model and its memory, of which the first group is used.
-      config: the tasks and the protocol.
       tokenizer: the model's tokenizer; None: the run's.
 
     Returns:

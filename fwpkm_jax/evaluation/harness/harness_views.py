@@ -1,7 +1,5 @@
 """The table and the finding of a result of lm-evaluation-harness."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fwpkm_jax.evaluation.display.tables import PASSES, Record, format_table

@@ -1,13 +1,11 @@
 """Tasks of lm-evaluation-harness with documents of this machine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.data.documents import read_json_lines
+from fwpkm_jax.data.json_lines import read_json_lines
 from fwpkm_jax.data.longbench import open_task, task_files
 from fwpkm_jax.evaluation.harness.options import HarnessConfig
 

@@ -1,16 +1,13 @@
 """Documents of the task `fwpkm_needles`, generated without a connection."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from typing import Any
 
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.data.sample import TRAIN
-from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.needle.samples import SampleSettings, build_samples
-from fwpkm_jax.evaluation.sources import text_sources
+from fwpkm_jax.evaluation.sources import text_sources, texts_of
 
 
 def samples(

@@ -1,7 +1,5 @@
 """Options of the tasks of lm-evaluation-harness."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fwpkm_jax.evaluation.interface import Passes
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.batch_reader import ReadingOptions
+from fwpkm_jax.literals import check_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +47,7 @@ class HarnessConfig(ReadingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, 1, "max_documents", "yarn_original_length")
-        check_least(self, 0, "num_fewshot")
-        check_least(self, 2, "max_length")
+        check_least(self, max_documents=1, yarn_original_length=1, num_fewshot=0, max_length=2)
         if self.question_from == "":
             raise ValueError("question_from='' begins no question; give its first words.")
         if self.question_from is None and (self.readings > 1 or self.attention == "question"):

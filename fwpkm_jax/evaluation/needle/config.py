@@ -1,12 +1,9 @@
 """Options of the needle evaluation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
-from fwpkm_jax.evaluation.option_checks import check_least
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_least, check_literals
 
 # Largest haystack in words for each factor; longer haystacks use the last factor.
 _PAPER_FACTORS = ((4000, None), (8000, 4.0), (16_000, 8.0), (32_000, 16.0), (128_000, 64.0))
@@ -27,7 +24,7 @@ class SampleSettings:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        check_least(self, 1, "num_needles", "key_characters", "value_digits")
+        check_least(self, num_needles=1, key_characters=1, value_digits=1)
         if any(not 0 <= depth <= 100 for depth in self.depths):
             raise ValueError(f"depths={self.depths} must be percentages from 0 to 100.")
 
@@ -36,9 +33,6 @@ class SampleSettings:
 class NeedleConfig:
     """Needle in a haystack."""
 
-    sample_files: tuple[str, ...] = ()
-    """Files of samples, one for each length; see evaluation.needle.files. They replace the samples
-    made from text and their options, haystack_words and depths."""
     haystack_words: tuple[int, ...] = (4000,)
     """Whitespace words of a haystack; each length is evaluated separately."""
     readings: tuple[int, ...] = (1, 2, 3, 4)
@@ -48,6 +42,9 @@ class NeedleConfig:
     """Depths of the targets in percent, used in turn. Empty: uniform over the haystack."""
     samples: int = 500
     """Haystacks per length; fewer if the text is too short."""
+    seed: int | None = None
+    """Seed of keys, numbers, depths and targets. None: the run's. Models that read the same text
+    with the same seed are asked the same questions."""
     mode: Literal["paper", "reference"] = "paper"
     """paper: the last reading is written, then the question is read. reference: the question is
     read together with the haystack, before the write, as in the release."""
@@ -75,9 +72,9 @@ class NeedleConfig:
             values = getattr(self, name)
             if not values or min(values) < 1:
                 raise ValueError(f"{name}={values} must name numbers of at least 1.")
-        check_least(self, 1, "samples", "piece_length")
+        check_least(self, samples=1, piece_length=1, seed=0)
         if isinstance(self.chunk_size, int):
-            check_least(self, 1, "chunk_size")
+            check_least(self, chunk_size=1)
 
     @property
     def settings(self) -> SampleSettings:

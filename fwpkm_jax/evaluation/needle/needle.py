@@ -1,11 +1,7 @@
 """The needle evaluation: every length and number of readings, scored."""
 
-from __future__ import annotations
-
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -14,13 +10,12 @@ from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.needle import needle_views as views
 from fwpkm_jax.evaluation.needle.config import NeedleConfig
-from fwpkm_jax.evaluation.needle.files import read_samples, texts_of
 from fwpkm_jax.evaluation.needle.reading import answer_each, encode_prompt, open_reader
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.needle.scores import score_answers
 from fwpkm_jax.evaluation.reconfigure import with_yarn
 from fwpkm_jax.evaluation.record import describe_resets
-from fwpkm_jax.evaluation.sources import file_hashes, files_of, missing_text, text_sources
+from fwpkm_jax.evaluation.sources import files_of, missing_text, text_sources, texts_of
 from fwpkm_jax.models.config import ModelConfig, mixer_memory
 
 
@@ -29,15 +24,14 @@ def evaluate(
     config: NeedleConfig,
     *,
     texts: Callable[[], Iterable[tuple[str, str]]] | None = None,
+    samples: Mapping[int, Sequence[NeedleSample]] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Outcome:
     """How often the model answers with a number hidden in a text that it has read n times.
 
     Args:
-      subject: the model and its memory, of which the first group is used; its seed is the samples'.
-      config: the protocol.
-      texts: starts a pass over pairs of id and text, which `config.sample_files` replace; None: the
-        texts that options and run name.
+      texts: starts a pass over pairs of id and text; None: the texts that options and run name.
+      samples: by words of a haystack, in place of those that are made from texts.
       tokenizer: the model's tokenizer; None: the run's.
 
     Returns:
@@ -46,23 +40,30 @@ def evaluate(
       95 % intervals.
 
     Raises:
-      ValueError: the texts give no sample of a length, or a file does not hold samples.
+      ValueError: the texts give no sample of a length.
     """
     model = subject.model
     tokenizer = load_tokenizer(subject.text.tokenizer) if tokenizer is None else tokenizer
-    files = files_of(file_hashes(path) for path in config.sample_files)
-    if texts is None and not config.sample_files:
+    files: dict[str, str] = {}
+    if texts is None and samples is None:
         sources = text_sources(subject.text)
         files = files_of(source.files for source in sources)
         texts = partial(texts_of, sources, tokenizer)
     stretched, runs, scored = model, [], 0
-    forecast = Forecast("needle", total=_words_to_read(config), unit="words")
-    for words, sample_seed, samples in _each_length(config, texts, subject.seed):
+    seed = subject.seed if config.seed is None else config.seed
+    total = config.samples * sum(config.haystack_words) * sum(config.readings)
+    forecast = Forecast("needle", total=total, unit="words")
+    for words in config.haystack_words:
+        if samples is None:
+            assert texts is not None
+            asked = take_samples(texts(), config, words=words, seed=seed)
+        else:
+            asked = samples[words]
         # A text may give fewer samples than requested.
-        forecast.total += (len(samples) - config.samples) * words * sum(config.readings)
+        forecast.total += (len(asked) - config.samples) * words * sum(config.readings)
         factor = config.factor(words)
         stretched = with_yarn(model, factor=factor, original_length=config.yarn_original_length)
-        prompts = [encode_prompt(sample, tokenizer) for sample in samples]
+        prompts = [encode_prompt(sample, tokenizer) for sample in asked]
         scored += len(config.readings) * sum(prompt.digits for prompt in prompts)
         reader = open_reader(stretched, subject, prompts, config, tokenizer)
         for readings in config.readings:
@@ -74,10 +75,10 @@ def evaluate(
                 {
                     "words": words,
                     "readings": readings,
-                    "sample_seed": sample_seed,
+                    "sample_seed": seed,
                     "yarn_factor": factor,
                     "token_length": _spread([len(p.haystack) for p in prompts]),
-                    **score_answers(samples, answers),
+                    **score_answers(asked, answers),
                 }
             )
     until = "sample" if config.reset_memory_between_samples else "never"
@@ -114,37 +115,8 @@ def describe_chunks(model: ModelConfig, config: NeedleConfig) -> str | int:
     return config.chunk_size
 
 
-def _words_to_read(config: NeedleConfig) -> int:
-    """Words of all readings of all samples, if every length gives enough samples."""
-    lengths = config.haystack_words
-    if config.sample_files:
-        lengths = [read_samples(path)[0]["words"] for path in config.sample_files]
-    return config.samples * sum(lengths) * sum(config.readings)
-
-
-def _each_length(
-    config: NeedleConfig, texts: Callable[[], Iterable[tuple[str, str]]] | None, seed: int
-) -> Iterator[tuple[int, int, Sequence[NeedleSample]]]:
-    """Words, seed and samples of each length."""
-    for path in config.sample_files:
-        header, samples = read_samples(path)
-        yield header["words"], header["seed"], list(itertools.islice(samples, config.samples))
-    if config.sample_files:
-        return
-    assert texts is not None
-    for words in config.haystack_words:
-        yield words, seed, take_samples(texts(), config, words=words, seed=seed)
-
-
 def _spread(lengths: Sequence[int]) -> dict[str, float]:
     return {"min": min(lengths), "mean": float(np.mean(lengths)), "max": max(lengths)}
-
-
-def _missing(subject: Subject, config: NeedleConfig) -> str | None:
-    absent = [path for path in config.sample_files if not Path(path).is_file()]
-    if absent:
-        return f"the file {absent[0]}"
-    return None if config.sample_files else missing_text(subject.text)
 
 
 NEEDLE = Evaluation(
@@ -162,5 +134,5 @@ NEEDLE = Evaluation(
     plot=views.plot,
     finding=views.finding,
     controls="none",
-    missing=_missing,
+    missing=lambda subject, config: missing_text(subject.text),
 )

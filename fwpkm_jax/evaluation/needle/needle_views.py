@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fwpkm_jax.evaluation.display.plot_style import (
-    COLORS,
-    TEXT,
-    add_legend,
-    blank_figure,
-    save_figure,
-    set_title,
-    style_axes,
-)
+from fwpkm_jax.evaluation.display import plot_style as style
 from fwpkm_jax.evaluation.display.tables import Record, format_table, share
 from fwpkm_jax.evaluation.needle.scores import DEPTH_BINS
 
@@ -71,16 +63,16 @@ def plot(record: Record, directory: Path) -> list[Path]:
     """Plots exact match by length, readings and samples so far, and by the needle's depth."""
     runs = record["results"]["runs"]
     lengths = sorted({run["words"] for run in runs})
-    figure = blank_figure(10.5, 3.9)
+    figure = style.blank_figure(10.5, 3.9)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
     _stacked_bars(
         left, {f"{words:,}": [r for r in runs if r["words"] == words] for words in lengths}
     )
-    left.set_xlabel("haystack (words)")
     samples = max(run["exact"]["answers"] for run in runs)
-    set_title(left, "Exact match", f"{samples} samples; intervals in the table")
+    told = f"{samples} samples; intervals in the table"
+    style.finish(left, "Exact match", told, xlabel="haystack (words)", ylabel="exact match (share)")
     _progress(right, runs)
-    bars = save_figure(figure, directory / "needle.png")
+    bars = style.save_figure(figure, directory / "needle.png")
     return [bars, _save_depths(runs, lengths, directory / "needle_depth.png")]
 
 
@@ -105,18 +97,16 @@ def _stacked_bars(axes: Axes, bars: Mapping[str, Sequence[Record]]) -> None:
         best = max(run["exact"]["accuracy"] for run in runs)
         axes.annotate(
             f"{best:.2f}", (place, best), xytext=(0, 3), textcoords="offset points",
-            ha="center", color=TEXT, fontsize=8.5,
+            ha="center", color=style.TEXT, fontsize=8.5,
         )  # fmt: skip
     axes.set_xticks(range(len(bars)), list(bars))
     axes.set(ylim=(0, 1.06), xlim=(-0.6, len(bars) - 0.4))
-    axes.set_ylabel("exact match (share)")
     handles, labels = axes.get_legend_handles_labels()
     order = np.argsort([int(label) for label in labels])
-    add_legend(
+    style.add_legend(
         axes, handles=[handles[i] for i in order], labels=[labels[i] for i in order],
         ncols=5, handlelength=0.9, columnspacing=0.9, title="readings",
     )  # fmt: skip
-    style_axes(axes)
 
 
 def _progress(axes: Axes, runs: Sequence[Record]) -> None:
@@ -125,7 +115,7 @@ def _progress(axes: Axes, runs: Sequence[Record]) -> None:
     lengths = sorted({run["words"] for run in runs})
     styles = ("-", "--", ":", "-.", (0, (1, 3)))
     for run in runs:
-        color = COLORS[readings.index(run["readings"]) % len(COLORS)]
+        color = style.COLORS[readings.index(run["readings"]) % len(style.COLORS)]
         label = str(run["readings"]) if run["words"] == lengths[0] else None
         right = [0, *run["progress"]]
         axes.plot(range(len(right)), right, color=color, lw=1.6, label=label,
@@ -133,21 +123,24 @@ def _progress(axes: Axes, runs: Sequence[Record]) -> None:
     most = max(len(run["progress"]) for run in runs)
     axes.plot([0, most], [0, most], color="#CCCCCC", lw=1, zorder=0)
     axes.set(xlim=(0, most), ylim=(0, None))
-    axes.set_xlabel("samples so far")
-    axes.set_ylabel("exact matches so far")
-    add_legend(axes, ncols=5, title="readings")
-    style_axes(axes)
+    style.add_legend(axes, ncols=5, title="readings")
     names = ("solid", "dashed", "dotted", "dash-dotted", "sparse dots")
     which = ", ".join(f"{n}: {words:,}" for n, words in zip(names, lengths, strict=False))
     which = f"; {which} words" if len(lengths) > 1 else ""
-    set_title(axes, "Along the samples", f"grey: all right{which}")
+    style.finish(
+        axes,
+        "Along the samples",
+        f"grey: all right{which}",
+        xlabel="samples so far",
+        ylabel="exact matches so far",
+    )
 
 
 def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path:
     """Draws a heat map of exact match by depth and length for each number of readings."""
     readings = sorted({run["readings"] for run in runs})
     width = 0.75 * len(lengths) + 1.0
-    figure = blank_figure(max(3.9, 1.6 + width * len(readings)), 3.9)
+    figure = style.blank_figure(max(3.9, 1.6 + width * len(readings)), 3.9)
     panels = list(figure.subplots(1, len(readings), squeeze=False, sharey=True)[0])
     image = None
     for axes, number in zip(panels, readings, strict=True):
@@ -161,12 +154,12 @@ def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path
         for (row, column), right in np.ndenumerate(cells):
             if not np.isnan(right):
                 axes.text(column, row, f"{right:.2f}", ha="center", va="center", fontsize=7.5,
-                          color="white" if right > 0.6 else TEXT)  # fmt: skip
+                          color="white" if right > 0.6 else style.TEXT)  # fmt: skip
         axes.set_xticks(range(len(lengths)), [_short(words) for words in lengths])
         axes.set_yticks(np.arange(DEPTH_BINS + 1) - 0.5, [str(10 * n) for n in range(11)])
         axes.spines[:].set_visible(False)
-        axes.tick_params(length=0, labelsize=8.5, colors=TEXT)
-        axes.set_title(f"{number} reading" + "s" * (number > 1), fontsize=9.5, color=TEXT)
+        axes.tick_params(length=0, labelsize=8.5, colors=style.TEXT)
+        axes.set_title(f"{number} reading" + "s" * (number > 1), fontsize=9.5, color=style.TEXT)
     panels[0].set_ylabel("depth of the needle (% of the haystack)")
     figure.supxlabel("haystack (words)", fontsize=10)
     figure.suptitle("Exact match by depth (grey: none)", x=0.01, ha="left", fontsize=11,
@@ -174,8 +167,8 @@ def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path
     assert image is not None, "a result has at least one run"
     bar = figure.colorbar(image, ax=panels, fraction=0.04, pad=0.02)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    bar.ax.tick_params(length=0, labelsize=8.5, colors=TEXT)
-    return save_figure(figure, path)
+    bar.ax.tick_params(length=0, labelsize=8.5, colors=style.TEXT)
+    return style.save_figure(figure, path)
 
 
 def _short(words: int) -> str:

@@ -1,9 +1,7 @@
 """The needle protocol: what is read in which order, and when the memory is written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,17 +12,8 @@ from fwpkm_jax.evaluation.needle.config import NeedleConfig
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
 from fwpkm_jax.evaluation.readers.prompts import encode_parts
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader, decode
+from fwpkm_jax.evaluation.readers.tracing_reader import TracingReader
 from fwpkm_jax.models.language_model import LanguageModel
-
-
-class Reader(Protocol):
-    """The methods of a reader that the protocol calls; see `StreamReader`."""
-
-    def reset_memory(self) -> None: ...
-    def restart(self) -> None: ...
-    def read(self, tokens: np.ndarray) -> Any: ...
-    def write(self) -> None: ...
-    def next_token(self) -> int: ...
 
 
 class Prompt(NamedTuple):
@@ -78,7 +67,7 @@ def open_reader(
 
 
 def answer_each(
-    reader: Reader,
+    reader: StreamReader | TracingReader,
     prompts: Sequence[Prompt],
     tokenizer: Tokenizer,
     config: NeedleConfig,

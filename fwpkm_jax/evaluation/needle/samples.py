@@ -1,7 +1,5 @@
 """Needle samples: sentences with a secret number, hidden in consecutive pieces of a text."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,13 +1,11 @@
 """Scores of decoded answers: exact, digit and candidate match, overall and by depth."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fwpkm_jax.evaluation.intervals import wilson
+from fwpkm_jax.evaluation.intervals import share
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
 
 DEPTH_BINS = 10
@@ -61,9 +59,4 @@ def depth_bin(depth: float) -> int:
 
 
 def _share(records: Sequence[dict[str, Any]], field: str) -> dict[str, Any]:
-    right = sum(record[field] for record in records)
-    return {
-        "accuracy": right / len(records),
-        "interval": wilson(right, len(records)),
-        "answers": len(records),
-    }
+    return share(sum(record[field] for record in records), len(records))

@@ -4,8 +4,6 @@ Each text of a batch has a memory of its own, so a text gives the same numbers a
 have few shapes: prompts are padded in front to a few lengths, and the last batch is filled up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +16,12 @@ from flax import nnx
 
 from fwpkm_jax.core.chunks import map_unshared
 from fwpkm_jax.core.streams.pending import ChunkSize
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.finite import likeliest, not_finite, require_finite
 from fwpkm_jax.evaluation.readers.stream_reader import flush, label_losses, reset_caches
 from fwpkm_jax.evaluation.record import first_group
 from fwpkm_jax.generation import GenerationState, generate, init_generation
 from fwpkm_jax.generation.prompts import split_prompts
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 _LEAST_ROOM = 128  # Smallest capacity of full attention's cache; the others are 2, 4, ... times it.
@@ -53,7 +50,7 @@ class ReadingOptions:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        check_least(self, 1, "batch_size", "chunk_size", "piece_length", "readings")
+        check_least(self, batch_size=1, chunk_size=1, piece_length=1, readings=1)
 
 
 class Part(NamedTuple):
@@ -248,17 +245,19 @@ class BatchReader:
         """Losses in nats `[batch, padded length]`, whether each label is the most likely token."""
         whole = [_EMPTY if part is None else np.concatenate(part) for part in parts]
         inputs, labels = ([x[cut].astype(np.int32) for x in whole] for cut in _SHIFTED)
-        losses, right = [], []
         cut = partial(split_prompts, piece_length=self._options.piece_length)
+        found = []
         for pieces, answers in zip(cut(inputs), cut(labels), strict=True):
-            stream, *scores = _score_pieces(
-                *(self._graphdef, self._params, stream, pieces.tokens, answers.tokens),
-                *(pieces.mask, np.int32(pieces.number)),
-                write=self._write,
-                chunk_size=self._options.chunk_size,
-            )
-            for values, one in zip((losses, right), scores, strict=True):
-                values.append(_in_order(np.asarray(one)[: pieces.number]))
+            for index in range(pieces.number):
+                stream, *scores = _score_piece(
+                    *(self._graphdef, self._params, stream),
+                    *(pieces.tokens[index], answers.tokens[index]),
+                    None if pieces.mask is None else pieces.mask[index],
+                    write=self._write,
+                    chunk_size=self._options.chunk_size,
+                )
+                found.append(scores)
+        losses, right = zip(*jax.device_get(found), strict=True)
         return np.concatenate(losses, axis=1), np.concatenate(right, axis=1), stream
 
     def _answer(
@@ -304,51 +303,20 @@ def _room(tokens: int) -> int:
     return room
 
 
-def _in_order(pieces: np.ndarray) -> np.ndarray:
-    """`[pieces, batch, piece]` as `[batch, pieces * piece]`."""
-    return np.swapaxes(pieces, 0, 1).reshape(pieces.shape[1], -1)
-
-
 @partial(jax.jit, static_argnames=("graphdef", "write", "chunk_size"), donate_argnames="stream")
-def _score_pieces(
+def _score_piece(
     graphdef: Any,
     params: Any,
     stream: Stream,
     tokens: jax.Array,
     labels: jax.Array,
     mask: jax.Array | None,
-    count: jax.Array,
     *,
     write: bool,
     chunk_size: ChunkSize | None,
 ) -> tuple[Stream, jax.Array, jax.Array]:
-    """The stream after the first `count` pieces; losses and right labels `[pieces, batch, piece]`.
-
-    Args:
-      graphdef: the model's structure.
-      params: its slow weights.
-      stream: the state; its buffers are reused.
-      tokens: `[pieces, batch, piece]`.
-      labels: the next token of each.
-      mask: 0 at padding; None without padding.
-      count: how many of the pieces are read.
-      write: False disables writing.
-      chunk_size: tokens per write.
-    """
-    model = nnx.merge(graphdef, params)
-
-    def read(index: jax.Array, carry: tuple[Stream, jax.Array, jax.Array]) -> Any:
-        stream, losses, right = carry
-        out = model.stream(
-            tokens[index],
-            stream,
-            mask=None if mask is None else mask[index],
-            write=write,
-            chunk_size=chunk_size,
-        )
-        losses = losses.at[index].set(label_losses(out.logits, labels[index]))
-        right = right.at[index].set(likeliest(out.logits) == labels[index])
-        return out.stream, losses, right
-
-    losses = jnp.zeros(tokens.shape, jnp.float32)
-    return jax.lax.fori_loop(0, count, read, (stream, losses, jnp.zeros(tokens.shape, bool)))
+    """The stream after a piece `[batch, piece]`, whose buffers are reused; losses, right labels."""
+    out = nnx.merge(graphdef, params).stream(
+        tokens, stream, mask=mask, write=write, chunk_size=chunk_size
+    )
+    return out.stream, label_losses(out.logits, labels), likeliest(out.logits) == labels

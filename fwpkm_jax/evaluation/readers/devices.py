@@ -1,7 +1,5 @@
 """Evaluations whose texts lie over several devices."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

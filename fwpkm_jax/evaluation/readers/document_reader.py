@@ -1,16 +1,11 @@
 """Documents as one stream of segments: what is reset, dropped and written between them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 
-from fwpkm_jax.evaluation.readers.segments import (
-    pairs_left_by_the_reference,
-    split_into_segments,
-)
+from fwpkm_jax.evaluation.readers.segments import pairs_left_by_the_reference, split_into_segments
 from fwpkm_jax.evaluation.readers.stream_reader import Reading, StreamReader
 
 

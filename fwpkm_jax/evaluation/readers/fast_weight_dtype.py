@@ -1,7 +1,5 @@
 """The precision of fast weights between calls."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import jax

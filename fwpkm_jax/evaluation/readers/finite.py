@@ -1,7 +1,5 @@
 """Ends an evaluation where log probabilities are not finite; its numbers would mean nothing."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,8 +1,7 @@
 """Texts of two parts as tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +21,7 @@ def encode_parts(
     return whole[:cut], whole[cut:]
 
 
-def num_shared(first: Sequence[int] | np.ndarray, second: Sequence[int] | np.ndarray) -> int:
-    """How many tokens at the start of both are the same."""
-    shorter = min(len(first), len(second))
-    differing = np.flatnonzero(np.asarray(first)[:shorter] != np.asarray(second)[:shorter])
-    return int(differing[0]) if len(differing) else shorter
+def num_shared(first: Sequence[Any] | np.ndarray, second: Sequence[Any] | np.ndarray) -> int:
+    """How many tokens, or characters, at the start of both are the same."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

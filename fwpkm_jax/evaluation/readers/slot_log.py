@@ -1,7 +1,5 @@
 """Logs which token wrote last into each slot."""
 
-from __future__ import annotations
-
 import array
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ A model's structure is a static argument of the compiled calls, so all readers o
 process share them. Texts are read in pieces of a few sizes, because each size is compiled.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

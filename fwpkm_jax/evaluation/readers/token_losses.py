@@ -1,7 +1,5 @@
 """Losses of single tokens, and their summaries: perplexity, differences, curves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 

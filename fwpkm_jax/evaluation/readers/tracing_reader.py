@@ -1,7 +1,5 @@
 """A stream reader that logs which token wrote which slot, and which slots an answer read."""
 
-from __future__ import annotations
-
 import array
 from functools import partial
 from typing import NamedTuple
@@ -13,8 +11,6 @@ from fwpkm_jax.core.chunks import Memory, map_unshared
 from fwpkm_jax.evaluation.readers.slot_log import Entry, SlotLog
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.rules import AbstractChunkRule
-
-_BLOCK = 1024  # Tokens addressed at once.
 
 
 class SlotRead(NamedTuple):
@@ -72,17 +68,14 @@ class TracingReader:
             pending, memory = stream.layers[layer].pending, stream.memory[layer]
             assert pending is not None, "a stream of a memory layer carries its queue"
             num_waiting = int(np.max(pending.num_waiting))
-            complete = num_waiting - self._rule.lookahead
-            for start in range(0, complete, _BLOCK):
-                ids, scores, first = _address(memory, pending.tokens.query, start, rule=self._rule)
-                skipped = start - int(first)  # The last block starts earlier to be full.
-                part = slice(skipped, skipped + complete - start)
-                log.add(
-                    np.asarray(ids)[part],
-                    np.asarray(scores)[part],
-                    first_position=len(self._tokens) - num_waiting + start,
-                    write=self.num_writes,
-                )
+            complete = max(0, num_waiting - self._rule.lookahead)
+            ids, scores = _address(memory, pending.tokens.query, rule=self._rule)
+            log.add(
+                np.asarray(ids)[:complete],
+                np.asarray(scores)[:complete],
+                first_position=len(self._tokens) - num_waiting,
+                write=self.num_writes,
+            )
         self.num_writes += 1
         self._reader.write()
 
@@ -96,10 +89,7 @@ class TracingReader:
             for place in np.argsort(-weights, kind="stable"):
                 slot = int(np.asarray(access[layer].slot_ids)[place])
                 entry = self.logs[layer].entry(
-                    slot,
-                    self._tokens,
-                    lookahead=self._rule.lookahead,
-                    num_writes=self.num_writes,
+                    slot, self._tokens, lookahead=self._rule.lookahead, num_writes=self.num_writes
                 )
                 slots.append(SlotRead(slot, float(weights[place]), entry))
             reads[layer] = LayerRead(float(gate), slots)
@@ -109,12 +99,7 @@ class TracingReader:
 
 @partial(jax.jit, static_argnames="rule")
 def _address(
-    memory: Memory, queries: jax.Array, start: int, *, rule: AbstractChunkRule
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Slots and scores `[block, places]` of a block of queued queries, and where it starts."""
-    queries = queries[0, 0]  # One group of one sequence.
-    size = min(_BLOCK, queries.shape[0])
-    first = jax.numpy.minimum(start, queries.shape[0] - size)
-    block = jax.lax.dynamic_slice_in_dim(queries, first, size)
-    ids, scores = rule.address(map_unshared(lambda x: x[0], memory), block)
-    return ids, scores, first
+    memory: Memory, queries: jax.Array, *, rule: AbstractChunkRule
+) -> tuple[jax.Array, jax.Array]:
+    """Slots and scores `[tokens, places]` of the queued queries of one sequence of one group."""
+    return rule.address(map_unshared(lambda x: x[0], memory), queries[0, 0])

@@ -3,8 +3,6 @@
 There are no caches and no queues: every row starts at position 0, as in training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The report page: every result, the model and its task, its training, and all provenance."""
 
-from __future__ import annotations
-
 import json
 import logging
 import tempfile
@@ -16,7 +14,7 @@ from fwpkm_jax.evaluation.registry import EVALS
 from fwpkm_jax.evaluation.report import training, words
 from fwpkm_jax.io.atomic import own_folder
 from fwpkm_jax.io.terminal import shell_line
-from fwpkm_jax.io.untrusted import OutsideFileError, read_json, reading
+from fwpkm_jax.io.untrusted import OutsideFileError, read_json, reading, refuse_link
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +108,8 @@ def _result(path: Path, record: Mapping[str, Any], folder: Path) -> str:
     if evaluation.controls is not None:
         texts.append(html.paragraph(evaluation.controls_line(), kind="small"))
     try:
-        with _showing(path, otherwise=_again(record["evaluation"])):
+        again = f"fwpkm eval RUN --suite {record['evaluation']} replaces it"
+        with _showing(path, otherwise=again):
             finding = evaluation.finding(record)
             pictures = [
                 _show(path, evaluation.title) for path in drawn(evaluation.plot, record, folder)
@@ -143,14 +142,6 @@ def _unknown(record: Mapping[str, Any]) -> str:
 def _showing(path: Path, *, otherwise: str) -> AbstractContextManager[None]:
     """While values of a file are shown, whatever is wrong with them is the file's fault."""
     return reading(path, problem="has another form than this version shows", otherwise=otherwise)
-
-
-def _title(name: str) -> str:
-    return EVALS[name].title if name in EVALS else name
-
-
-def _again(evaluation: str) -> str:
-    return f"fwpkm eval RUN --suite {evaluation} replaces it"
 
 
 def read_results(run: Path) -> dict[Path, dict[str, Any]]:
@@ -232,8 +223,10 @@ def _provenance(run: Path, records: Mapping[Path, dict[str, Any]]) -> str:
     for record in records.values():
         rows = [[name, value] for name, value in _flat(record.get("provenance"))]
         rows += [[f"option {name}", value] for name, value in _flat(record.get("config"))]
+        name = record["evaluation"]
+        title = EVALS[name].title if name in EVALS else name
         tables.append(
-            f"<details><summary>{html.escape(_title(record['evaluation']))}</summary>"
+            f"<details><summary>{html.escape(title)}</summary>"
             f"{html.table(['', ''], rows, kind='pairs')}</details>"
         )
     return _section("Where the numbers come from", tables, [])
@@ -263,4 +256,5 @@ def _flat(values: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _read(path: Path, *, otherwise: str) -> dict[str, Any] | None:
+    refuse_link(path)  # A page is passed on.
     return read_json(path, otherwise=otherwise, kind=dict) if path.is_file() else None

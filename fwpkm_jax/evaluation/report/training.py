@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fwpkm_jax.evaluation.display.plot_style import (
-    BLUE,
-    COLORS,
-    GREY,
-    ORANGE,
-    add_legend,
-    count_in_thousands,
-    new_figure,
-    save_figure,
-    set_title,
-    style_axes,
-)
-from fwpkm_jax.io.untrusted import OutsideFileError, parse_json
+from fwpkm_jax.evaluation.display import plot_style as style
+from fwpkm_jax.io.untrusted import OutsideFileError, bounded_lines, open_file, parse_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,8 +34,8 @@ def read_metrics(path: Path) -> dict[str, Curve]:
     """
     measures: dict[str, tuple[list[int], list[float]]] = {}
     with contextlib.ExitStack() as opened:
-        lines = opened.enter_context(path.open("rb")) if path.is_file() else []
-        for line in lines:
+        lines = opened.enter_context(open_file(path)) if path.is_file() else io.BytesIO()
+        for line in bounded_lines(lines, path):
             try:
                 record = parse_json(line, path, kind=dict)
             except OutsideFileError:
@@ -72,18 +62,18 @@ def plot_training(metrics: dict[str, Curve], directory: Path) -> list[Path]:
         (name.split("/")[0] for name in metrics if name.endswith("/memory_loss")),
         key=lambda name: (len(name), name),  # layer_2 before layer_10.
     )
-    figure, axes = new_figure(*_SIZE)
+    figure, axes = style.new_figure(*_SIZE)
     _plot_loss(axes, metrics)
-    paths = [save_figure(figure, directory / "training_loss.png")]
+    paths = [style.save_figure(figure, directory / "training_loss.png")]
     if not layers:
         return paths
-    figure, axes = new_figure(*_SIZE)
-    for color, layer in zip(COLORS * len(layers), layers, strict=False):
+    figure, axes = style.new_figure(*_SIZE)
+    for color, layer in zip(style.COLORS * len(layers), layers, strict=False):
         _line(axes, metrics[f"{layer}/memory_loss"], color, layer)
     _finish(axes, "mean squared error", "What the memory got wrong")
-    paths.append(save_figure(figure, directory / "training_memory_loss.png"))
-    figure, axes = new_figure(*_SIZE)
-    shades = {"gate_mean": BLUE, "coverage": ORANGE, "collision": GREY}
+    paths.append(style.save_figure(figure, directory / "training_memory_loss.png"))
+    figure, axes = style.new_figure(*_SIZE)
+    shades = {"gate_mean": style.BLUE, "coverage": style.ORANGE, "collision": style.GREY}
     for name, color in shades.items():
         curves = [metrics[f"{n}/{name}"] for n in layers if f"{n}/{name}" in metrics]
         for number, curve in enumerate(curves):
@@ -91,7 +81,7 @@ def plot_training(metrics: dict[str, Curve], directory: Path) -> list[Path]:
             _line(axes, curve, color, label)
     axes.set_ylim(-0.02, 1.02)
     _finish(axes, "share", "Use of the memory")
-    return [*paths, save_figure(figure, directory / "training_use.png")]
+    return [*paths, style.save_figure(figure, directory / "training_use.png")]
 
 
 def describe_training(metrics: dict[str, Curve]) -> str:
@@ -129,10 +119,12 @@ def describe_memory_curves(metrics: dict[str, Curve]) -> str:
 
 
 def _plot_loss(axes: Axes, metrics: dict[str, Curve]) -> None:
-    _line(axes, metrics["loss"], BLUE, "training")
+    _line(axes, metrics["loss"], style.BLUE, "training")
     if "valid/loss" in metrics:
         steps, losses = metrics["valid/loss"]
-        axes.plot(steps, losses, color=ORANGE, marker="o", ms=4, lw=1.2, label="held-out data")
+        axes.plot(
+            steps, losses, color=style.ORANGE, marker="o", ms=4, lw=1.2, label="held-out data"
+        )
     _finish(axes, "nats per token", "Loss")
 
 
@@ -146,10 +138,7 @@ def _line(axes: Axes, curve: Curve, color: str, label: str | None) -> None:
 
 
 def _finish(axes: Axes, label: str, title: str) -> None:
-    style_axes(axes)
-    axes.set_xlabel("training step")
-    axes.set_ylabel(label)
+    style.finish(axes, title, "", xlabel="training step", ylabel=label)
     if axes.get_xlim()[1] > 5000:
-        count_in_thousands(axes.xaxis)
-    add_legend(axes, ncols=4)
-    set_title(axes, title, "")
+        style.count_in_thousands(axes.xaxis)
+    style.add_legend(axes, ncols=4)

@@ -1,7 +1,5 @@
 """A run's configuration in plain sentences, and the glossary of a report."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -30,10 +28,7 @@ GLOSSARY = (
         "A row of the memory. A token reads the few slots whose addresses fit it best, and writes "
         "only to those.",
     ),
-    (
-        "gate",
-        "How much of the memory's answer a token takes, from 0 (none) to 1 (only that).",
-    ),
+    ("gate", "How much of the memory's answer a token takes, from 0 (none) to 1 (only that)."),
     (
         "nats, perplexity",
         "The loss is minus the logarithm of the probability that the model gave to the token that "
@@ -108,10 +103,7 @@ def describe_task(config: Config) -> str:
     if not config["model"]["memory_layers"]:
         return text
     groups = training["memory"]["groups"]
-    lifetimes = {
-        "carried": "carried from step to step",
-        "batch": "new in every batch",
-    }
+    lifetimes = {"carried": "carried from step to step", "batch": "new in every batch"}
     lived = lifetimes[lifetime]
     if groups == 1:
         return f"{text} All sequences of a batch shared one memory, {lived}."

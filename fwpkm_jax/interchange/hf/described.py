@@ -96,7 +96,8 @@ def config_text(model: ModelConfig, *, context: int) -> dict[str, Any]:
     nearest = min(reasons, key=distance)
     raise ValueError(
         f"no family of the transformers library computes what this model does; in a {nearest}, "
-        f"the closest: {reasons[nearest][0]}."
+        f"the closest: {reasons[nearest][0]}. `fwpkm export RUN FOLDER` writes weights for this "
+        "package."
     )
 
 
@@ -192,12 +193,11 @@ def _text(model: ModelConfig, model_type: str, context: int) -> dict[str, Any]:
         "head_dim": attention.head_dim,
         "rope_parameters": _rope(attention, family),
         "dtype": model.parameter_dtype,
+        # Without these a family takes the tokens of its own tokenizer.
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
     if family.window_theta is not None:
-        values["rope_parameters"] = {
-            FULL: _rope(attention, family),
-            WINDOW: _rope(window, family),
-        }
+        values["rope_parameters"] = {FULL: _rope(attention, family), WINDOW: _rope(window, family)}
     if family.experts != "all":
         values["intermediate_size"] = model.mlp_dim
     if family.biases == "asked":

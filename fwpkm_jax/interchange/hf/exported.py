@@ -1,7 +1,5 @@
 """Writes a run as a folder that the transformers library loads."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -24,16 +22,24 @@ from fwpkm_jax.interchange.hf.hub import check_push, push_folder
 from fwpkm_jax.interchange.hf.imported import HUB, KEPT, SMALL_FILES, TENSORS
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
+from fwpkm_jax.interchange.hf.pytorch import (
+    HYBRID,
+    auto_map,
+    hybrid_parts,
+    hybrid_text,
+    model_programs,
+    unread_memory,
+)
 from fwpkm_jax.interchange.hf.settings import model_config
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
 from fwpkm_jax.io.safetensors import write_tensors
-from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, read_json
+from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, read_json, refuse_link
 from fwpkm_jax.layers.lora import merged
-from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.memories.saved import fingerprint
 from fwpkm_jax.run import WhichWeights, load_run
-from fwpkm_jax.storage.addresses import read_object, scheme_of
+from fwpkm_jax.storage.addresses import read_small, scheme_of
 from fwpkm_jax.training.runs.mirror import run_folder
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
@@ -54,15 +60,18 @@ def export_model(
     weights: WhichWeights = "trained",
     most_bytes: int = _MOST_BYTES,
     name: str | None = None,
+    license_name: str | None = None,
     say: Callable[[str], None] = print,
 ) -> Path:
     """Writes a checkpoint of a run as a folder that the transformers library loads.
 
     Of a run that began as an imported model, names, shapes and dtypes are those of the folder that
-    was imported. Another run gets the configuration of a family that computes the same. Memories
-    go into a file of their own, which the library does not read, and `config.json` gets a note of
-    them; such a folder is imported with its memories. Low-rank updates are added to the matrices
-    that they belong to, which rounds them to the folder's dtype.
+    was imported. Another run gets the configuration of a family that computes the same, or of a
+    hybrid. Memories go into a file of their own, and `config.json` gets a note of them; such a
+    folder is imported with its memories, but for a hybrid, which only PyTorch reads. Programs for
+    PyTorch, which the library runs with `trust_remote_code=True`, read and write FwPKM memories.
+    Low-rank updates are added to the matrices that they belong to, which rounds them to the
+    folder's dtype.
 
     Args:
       run_dir: the run, or one that has it as its `base`.
@@ -70,7 +79,8 @@ def export_model(
       step: as in `load_run`.
       weights: as in `load_run`.
       most_bytes: of one file.
-      name: `owner/name` on the hub; the folder then has a card, see `card.model_card`.
+      name: `owner/name` on the hub, for the folder's card; None: the folder's own name.
+      license_name: of the model, such as `apache-2.0`, for the card; None: it has none.
       say: prints a line.
 
     Returns:
@@ -87,7 +97,7 @@ def export_model(
         model = experiment.model
         original: dict[str, Any] = {}
         if kept is None:
-            text = _described(experiment, run_dir)
+            text = _described(experiment)
             files = _tokenizer_files(experiment, say)
         else:
             text, original = (
@@ -95,12 +105,20 @@ def export_model(
             )
             there = [name for name in SMALL_FILES if os.path.lexists(kept / name)]
             files = {name: read_bytes(kept / name, most=_MOST_SMALL) for name in there}
-            _check_same(model, model_config(text), run_dir)
+            if changed := changes(model_config(text), model):
+                raise ValueError(
+                    f"{run_dir} has another model than was imported ({changed[0]}), which its "
+                    "config.json would not say."
+                )
         run = load_run(run_dir, step, weights=weights)
         named = Weights(run.params, run.memory if model.memory_layers else {}).named()
         if model.lora is not None:
             named = merged(named, model.lora)
-        found = parts(model, FAMILIES[text["model_type"]], found=original)
+        model_type = text["model_type"]
+        if model_type == HYBRID:
+            found = hybrid_parts(named)
+        else:
+            found = parts(model, FAMILIES[model_type], found=original)
 
         def tensors() -> Iterator[tuple[str, np.ndarray]]:
             for name, part in found.items():
@@ -121,24 +139,45 @@ def export_model(
             text[NOTE] = {
                 "about": "This model has fast-weight memories; fwpkm_jax reads them from "
                 f"{MEMORIES}. Other programs load the model without them.",
-                "model": to_json(dataclasses.replace(model, lora=None)),
             }
+        programs: dict[str, bytes] = {}
+        if ours or model_type == HYBRID:
+            # Of the run itself: saved memories belong to these, low-rank updates included.
+            text[NOTE] = text.get(NOTE, {}) | {
+                "model": to_json(dataclasses.replace(model, lora=None)),
+                "lora": to_json(model.lora),
+                "weights": fingerprint(run.model),
+                "origin": f"step {run.step} of an exported run",
+            }
+            unread = unread_memory(model, model_type) if ours else None
+            if unread is None:
+                programs = model_programs(model_type)
+                text["auto_map"] = auto_map(model_type)
+            else:
+                say(f"The folder has no program for PyTorch, which does not read {unread}.")
         with new_folder(folder) as partial:
-            for name, content in files.items():
-                with replacing(partial / name) as file:
+            for file_name, content in (files | programs).items():
+                with replacing(partial / file_name) as file:
                     file.write(content)
             _write_tensors(partial, tensors(), most_bytes)
             if ours:
                 with replacing(partial / MEMORIES) as file:
                     write_tensors(file, ours, metadata={"format": NOTE})
             write_json(partial / "config.json", text)
-            if name is not None:
-                sizes = {"parameters": _size(run.params), "memory_parameters": _size(run.memory)}
-                card = model_card(
-                    run_dir, name, step=run.step, weights=weights, sizes=sizes, imported=kept
-                )
-                with replacing(partial / CARD) as file:
-                    file.write(card.encode())
+            sizes = {"parameters": _size(run.params), "memory_parameters": _size(run.memory)}
+            card = model_card(
+                run_dir,
+                name or folder.name,
+                step=run.step,
+                weights=weights,
+                sizes=sizes,
+                imported=kept,
+                in_pytorch=bool(programs),
+                has_tokenizer=any(x in files for x in ("tokenizer.json", "tokenizer.model")),
+                license_name=license_name,
+            )
+            with replacing(partial / CARD) as file:
+                file.write(card.encode())
     if {*text.get("layer_types", ["full_attention"])} == {"linear_attention"}:
         say(
             "No layer of this model has attention, without which transformers cannot make a cache: "
@@ -155,6 +194,7 @@ def push_model(
     step: int | Literal["best"] | None = None,
     weights: WhichWeights = "trained",
     private: bool = False,
+    license_name: str | None = None,
     say: Callable[[str], None] = print,
 ) -> str:
     """Exports a checkpoint of a run and pushes it to the Hugging Face Hub, with a card.
@@ -166,6 +206,7 @@ def push_model(
       step: as in `load_run`.
       weights: as in `load_run`.
       private: whether a repository that is made can be seen by its owner alone.
+      license_name: as in `export_model`.
       say: prints a line.
 
     Returns:
@@ -180,7 +221,8 @@ def push_model(
     check_push(name)  # Before minutes of writing.
     with tempfile.TemporaryDirectory(prefix="export_", dir=Path(run_dir)) as own:
         whole = Path(own) / "model" if folder is None else Path(folder)
-        export_model(run_dir, whole, step=step, weights=weights, name=name, say=say)
+        options: Any = {"step": step, "weights": weights, "name": name}
+        export_model(run_dir, whole, license_name=license_name, say=say, **options)
         return push_folder(whole, name, private=private)
 
 
@@ -200,29 +242,24 @@ def _kept_files(run_dir: Path) -> Iterator[Path | None]:
                 return
             directory = held.enter_context(run_folder(base, checkpoints="none"))
         kept = directory / KEPT
-        _refuse_link(kept)
+        refuse_link(kept)
         if not kept.is_dir():
             raise OutsideFileError(kept, "is no folder", otherwise="import the model again")
         for name in ("config.json", TENSORS, HUB, *SMALL_FILES):
-            _refuse_link(kept / name)
+            refuse_link(kept / name)
         yield kept
 
 
-def _refuse_link(path: Path) -> None:
-    """Refuses a link, by which a stranger's run could have files of the user's exported."""
-    if path.is_symlink():
-        raise OutsideFileError(path, "is a link", otherwise="put what it names in its place")
-
-
-def _described(experiment: Experiment, run_dir: str | Path) -> dict[str, Any]:
+def _described(experiment: Experiment) -> dict[str, Any]:
     """`config.json` of a run that nobody imported."""
     try:
-        text = config_text(experiment.model, context=experiment.data.length)
+        return config_text(experiment.model, context=experiment.data.length)
     except ValueError as error:
-        raise ValueError(
-            f"{run_dir}: {error} `fwpkm export RUN FOLDER` writes its weights for this package."
-        ) from error
-    return text
+        no_family = error
+    try:
+        return hybrid_text(experiment.model, context=experiment.data.length)
+    except ValueError as error:
+        raise ValueError(f"{no_family} It is no hybrid either, for it has {error}") from error
 
 
 def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict[str, bytes]:
@@ -239,7 +276,7 @@ def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict
         path = Path(name).expanduser()
         try:
             if remote:
-                content = read_object(name, most=_MOST_SMALL)
+                content = read_small(name, most=_MOST_SMALL)
             else:
                 content = read_bytes(path, most=_MOST_SMALL)
             load_tokenizer(name if remote else str(path))
@@ -261,17 +298,6 @@ def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict
         return {}
     say(f"tokenizer.model is the run's tokenizer, {MISTRAL_V1!r}, that of Mistral-7B-v0.1.")
     return {"tokenizer.model": model}
-
-
-def _check_same(model: ModelConfig, imported: ModelConfig, run_dir: str | Path) -> None:
-    """Raises ValueError where the run's model computes something else than the imported one."""
-
-    changed = changes(imported, model)
-    if changed:
-        raise ValueError(
-            f"{run_dir} has another model than was imported ({changed[0]}), which its config.json "
-            "would not say."
-        )
 
 
 def _write_tensors(folder: Path, tensors: Iterator[tuple[str, np.ndarray]], most: int) -> None:

@@ -1,7 +1,5 @@
 """The families of the transformers library that can be read and written, by their `model_type`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -271,11 +269,7 @@ FAMILIES: Mapping[str, Family] = {
 }  # fmt: skip
 """By `model_type`; those closest to the paper's models first."""
 
-TEXT_PARTS = {
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
-    "gemma3": "gemma3_text",
-}
+TEXT_PARTS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text"}
 """Models of text and images by `model_type`, and that of their text part."""
 
 

@@ -4,8 +4,6 @@ The package huggingface_hub (extra `hf`) does the work: its cache, its login, do
 after a lost connection. `HF_ENDPOINT` names another hub.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import glob
 import hashlib
@@ -28,7 +26,7 @@ from fwpkm_jax.data.streams.hub import (
 )
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
 from fwpkm_jax.io.atomic import replacing
-from fwpkm_jax.io.untrusted import OutsideFileError, read_text, shown, without_login
+from fwpkm_jax.io.untrusted import OutsideFileError, open_file, read_text, shown, without_login
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DONE = "Models of the hub are fetched and pushed"
@@ -121,7 +119,7 @@ class HubFolder:
         stated = self.paths[path]
         if stated is None:
             return
-        with found.open("rb") as file:
+        with open_file(found) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != stated:
             blob = found.resolve()

@@ -1,15 +1,14 @@
 """Starts a run from a folder of the transformers library."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import AbstractDataConfig, RecallData, TextData, sample
 from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, load_tokenizer
-from fwpkm_jax.interchange.hf.hub import fetch_folder, is_hub_name
+from fwpkm_jax.interchange.hf.hub import HubFolder, fetch_folder, is_hub_name
 from fwpkm_jax.interchange.hf.layout import plain_name
 from fwpkm_jax.interchange.hf.model_folder import (
     HEAD,
@@ -78,34 +77,56 @@ def import_model(
     """
     run = Path(run_dir)
     check_empty(run)
-    fetched = None
-    if is_hub_name(folder):
-        fetched = fetch_folder(str(folder), revision=revision, others=(*SMALL_FILES, MEMORIES))
-        say(f"Fetched {fetched.name} at {fetched.revision}.")
-        folder = fetched.folder
-    elif revision is not None:
-        raise ValueError(
-            f"revision={revision!r} is of a model on the hub, and {folder} is a path here; leave "
-            "it out, or name the model as owner/name."
-        )
+    fetch = partial(fetch_folder, others=(*SMALL_FILES, MEMORIES))
+    folder, name_of = fetched(folder, fetch, revision=revision, say=say)
     source = open_folder(folder, dtype=dtype, files=files)
     for what, number in source.left_out.items():
         say(f"Left out: {number} tensors of the {what}, for which this package has no place.")
     mesh = MeshConfig() if mesh is None else mesh
     experiment = Experiment(
         model=source.config,
-        data=first_data(Path(folder), run / KEPT, source.config, say),
+        data=first_data(folder, run / KEPT, source.config, say),
         mesh=mesh,
         run_dir=address_of(run),
     )
     weights = read_weights(source, partition=make_partition(mesh))
 
     def keep(new: Path) -> None:
-        _keep_files(Path(folder), new / KEPT, source)
-        if fetched is not None:
-            write_json(new / KEPT / HUB, {"name": fetched.name, "revision": fetched.revision})
+        _keep_files(folder, new / KEPT, source)
+        if name_of:
+            write_json(new / KEPT / HUB, name_of)
 
     return start_run(experiment, weights, add=keep)
+
+
+def fetched(
+    source: str | Path,
+    fetch: Callable[..., HubFolder],
+    *,
+    revision: str | None,
+    say: Callable[[str], None],
+) -> tuple[Path, dict[str, str]]:
+    """Where a model lies, and its name and commit on the hub; `{}` for a path of this machine.
+
+    Args:
+      source: a path, or `owner/name` of a model on the hub, which is fetched.
+      fetch: fetches it, as `fetch_folder`.
+      revision: branch, tag or commit on the hub.
+      say: prints a line.
+
+    Raises:
+      ValueError: a revision is given for a path. See also `fetch_folder`.
+    """
+    if is_hub_name(source):
+        found = fetch(str(source), revision=revision)
+        say(f"Fetched {found.name} at {found.revision}.")
+        return found.folder, {"name": found.name, "revision": found.revision}
+    if revision is not None:
+        raise ValueError(
+            f"revision={revision!r} is of a model on the hub, and {source} is a path here; leave "
+            "it out, or name the model as owner/name."
+        )
+    return Path(source), {}
 
 
 def first_data(
@@ -179,7 +200,8 @@ def copy_small_files(folder: Path, kept: Path) -> None:
 def _keep_files(folder: Path, kept: Path, source: ModelFolder) -> None:
     """Copies what is small, and writes down what the tensors were."""
     copy_small_files(folder, kept)
-    text = {key: value for key, value in source.text.items() if key != NOTE}
+    exported = {NOTE, "auto_map"} if NOTE in source.text else set()  # An export writes its own.
+    text = {key: value for key, value in source.text.items() if key not in exported}
     write_json(kept / "config.json", text)
     stored = ((name, source.files[inside]) for name, inside in source.stored.items())
     tensors = {name: {"dtype": x.dtype, "shape": list(x.shape)} for name, x in stored}

@@ -5,8 +5,6 @@ same thing in several ways (one convolution or three, experts one by one or stac
 are there decide.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -79,11 +77,12 @@ def parts(config: ModelConfig, family: Family, *, found: Collection[str] = ()) -
     return _Layout(config, family, frozenset(found)).all()
 
 
-def _vector(name: str, shape: Shape) -> Part:
+def vector(name: str, shape: Shape) -> Part:
+    """An array that is stored as it is."""
     return Part((name,), (shape,), lambda read: read(0), lambda array, _: [array])
 
 
-def _matrix(name: str, inputs: int, outputs: int) -> Part:
+def matrix(name: str, inputs: int, outputs: int) -> Part:
     """A linear map, stored as `[out, in]`."""
     return Part((name,), ((outputs, inputs),), lambda read: read(0).T, lambda array, _: [array.T])
 
@@ -95,11 +94,11 @@ class _Layout:
     def all(self) -> Parts:
         config, dim = self.config, self.config.model_dim
         made: Parts = {
-            "params/embedding": _vector("model.embed_tokens.weight", (config.vocab_size, dim)),
-            "params/final_norm/weight": _vector("model.norm.weight", (dim,)),
+            "params/embedding": vector("model.embed_tokens.weight", (config.vocab_size, dim)),
+            "params/final_norm/weight": vector("model.norm.weight", (dim,)),
         }
         if not config.tie_embeddings:
-            made["params/head"] = _matrix("lm_head.weight", dim, config.vocab_size)
+            made["params/head"] = matrix("lm_head.weight", dim, config.vocab_size)
         mixers: dict[type, Callable[[str, Any], Parts]] = {
             GatedDeltaNetConfig: self._delta,
             AttentionConfig: self._attention,
@@ -138,13 +137,13 @@ class _Layout:
             other = f"{theirs}{renamed.get(name, name)}.weight"
             # OLMo-Hybrid's files have other names than its code.
             chosen = other if other in self.found else f"{theirs}{name}.weight"
-            made[f"{ours}/weight"] = _vector(chosen, (self.config.model_dim,))
+            made[f"{ours}/weight"] = vector(chosen, (self.config.model_dim,))
         return made
 
     def _linear(self, ours: str, theirs: str, inputs: int, outputs: int, bias: bool) -> Parts:
-        made = {f"{ours}/kernel": _matrix(f"{theirs}.weight", inputs, outputs)}
+        made = {f"{ours}/kernel": matrix(f"{theirs}.weight", inputs, outputs)}
         if bias:
-            made[f"{ours}/bias"] = _vector(f"{theirs}.bias", (outputs,))
+            made[f"{ours}/bias"] = vector(f"{theirs}.bias", (outputs,))
         return made
 
     def _mlp(self, theirs: str, *, ours: str = "feed_forward/", hidden: int | None = None) -> Parts:
@@ -175,7 +174,7 @@ class _Layout:
             together = shape_of.qk_norm == "all"
             for name, number in (("q_norm", heads), ("k_norm", kv_heads)):
                 shape = (width * (number if together else 1),)
-                made[f"mixer/{name}/weight"] = _vector(f"{theirs}{name}.weight", shape)
+                made[f"mixer/{name}/weight"] = vector(f"{theirs}{name}.weight", shape)
         return made
 
     def _delta(self, theirs: str, gdn: GatedDeltaNetConfig) -> Parts:
@@ -187,16 +186,16 @@ class _Layout:
         single = self.family.projections == "single"
         norm, out = ("o_norm", "o_proj") if single else ("norm", "out_proj")
         made: Parts = {
-            "mixer/A_log": _vector(f"{theirs}A_log", (heads,)),
-            "mixer/dt_bias": _vector(f"{theirs}dt_bias", (heads,)),
-            "mixer/norm/weight": _vector(f"{theirs}{norm}.weight", (gdn.value_head_dim,)),
-            "mixer/out_proj/kernel": _matrix(f"{theirs}{out}.weight", values, dim),
+            "mixer/A_log": vector(f"{theirs}A_log", (heads,)),
+            "mixer/dt_bias": vector(f"{theirs}dt_bias", (heads,)),
+            "mixer/norm/weight": vector(f"{theirs}{norm}.weight", (gdn.value_head_dim,)),
+            "mixer/out_proj/kernel": matrix(f"{theirs}{out}.weight", values, dim),
             "mixer/conv_weight": self._convolution(theirs, (keys, keys, values), gdn.conv_width),
         }
         qkvz, ba = "mixer/in_proj_qkvz/kernel", "mixer/in_proj_ba/kernel"
         if self.family.projections == "by_head":
-            made[qkvz] = _matrix(f"{theirs}in_proj_qkvz.weight", dim, features)
-            made[ba] = _matrix(f"{theirs}in_proj_ba.weight", dim, 2 * heads)
+            made[qkvz] = matrix(f"{theirs}in_proj_qkvz.weight", dim, features)
+            made[ba] = matrix(f"{theirs}in_proj_ba.weight", dim, 2 * heads)
             return made
         if single:
             names, sizes = ("q_proj", "k_proj", "v_proj", "g_proj"), (keys, keys, values, values)

@@ -1,7 +1,5 @@
 """A model's folder: its configuration, and its weights read tensor by tensor onto devices."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import ItemsView, Iterator
 from pathlib import Path

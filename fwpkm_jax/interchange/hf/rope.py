@@ -1,7 +1,5 @@
 """Rotary settings of a `config.json`, of layers with full attention and of those with a window."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Keys that the transformers library does not read for a family are ignored; those
 package has nothing for are refused by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

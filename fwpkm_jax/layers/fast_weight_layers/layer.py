@@ -134,6 +134,7 @@ class FastWeightLayer(nnx.Module):
             shift=vector("bias", model_dim),
         )
         moving = 1 if config.steps == "output_bias" else len(HeadTensors._fields)
+        # As logarithms, so that rates stay positive however they are trained.
         self.log_rates = vector("gate", moving, jnp.log(config.initial_rate))
         # The logit of the initial share, without the rounding of 1 - decay.
         odds = jnp.log(config.initial_decay) - jnp.log1p(-config.initial_decay)
@@ -203,8 +204,10 @@ class FastWeightLayer(nnx.Module):
             return self.stream(x, tokens, readout, stream, mask=mask, starts=starts, write=write)
 
         part = (x, tokens, mask, starts)
+        # Without steps no device waits for the one before.
         if not write:
             return read(start, part)[0], start
+        # First the sums before each part, then all parts are read side by side.
         before = sequential_pass(lambda *one: read(*one)[1], start, part, axis=axis)
         out, end = read(before, part)
         return out, axis.from_last(end)
@@ -258,6 +261,7 @@ class FastWeightLayer(nnx.Module):
             starts=(starts, "mask batch length"),
             sizes={"model": self.tensors["up"].shape[0]},
         )
+        # Padding goes behind: real tokens label each other across it.
         packing = None if mask is None else pack_tokens(mask)
         x = x.astype(compute_dtype(x.dtype))
         real = jnp.ones(x.shape[:2], x.dtype)
@@ -313,10 +317,12 @@ class FastWeightLayer(nnx.Module):
         tensors, steps = self._tensors(x.dtype), self._steps(x.dtype)
         if self.config.steps == "none":
             return HeadInputs(apply_head(tensors, x)[0], None), sums
+        # Without a length, all tokens are of one segment.
         segment = position // (self.config.segment_length or 2**30)
         if self.config.steps == "output_bias":
             y, _ = apply_head(tensors, x)
             right = jax.nn.one_hot(labels, readout[0].shape[1], dtype=y.dtype)
+            # The gradient of the cross-entropy by a bias of the logits, written out.
             gradients = (jax.nn.softmax(head_logits(y, readout)) - right) * counted[..., None]
 
             def move(sums, segments, gradients):
@@ -356,6 +362,7 @@ class FastWeightLayer(nnx.Module):
             return (sums, index[:, -1], None if numbers is None else numbers[:, -1]), out
 
         numbered = None if numbers is None else split(numbers, "edge")
+        # Filled up with the last number, so that no segment ends in the padding.
         chunks = split(segment, "edge"), numbered, jax.tree.map(split, tokens)
         start = sums, segment[:, 0], None if numbers is None else jnp.zeros_like(numbers[:, 0])
         (sums, *_), out = jax.lax.scan(body, start, chunks)

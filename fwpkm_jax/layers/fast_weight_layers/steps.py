@@ -141,6 +141,7 @@ def advance_head(
       tokens: gradients of the chunk's tokens.
       segments: where the chunk stands.
     """
+    # Tensor by tensor, because each reads what the moved ones before it made.
     up, up_sums = move_matrix(steps.up, x, tokens.x, tokens.up, sums.up, segments)
     up_bias, up_bias_sums = move_vector(steps.up_bias, tokens.up, sums.up_bias, segments)
     before = x @ tensors.up + tensors.up_bias[None, None] + up + up_bias
@@ -178,6 +179,7 @@ def move_matrix(
     """
 
     def between(weights: jax.Array) -> jax.Array:
+        # As attention without a softmax: no matrix of steps is formed for each token.
         return ((asks @ jnp.swapaxes(answers, 1, 2)) * weights) @ gradients
 
     def added(weights: jax.Array) -> jax.Array:
@@ -254,6 +256,7 @@ def _move(
     last, ends_on = since[:, -1], goes_on[:, -1]
     stays = last == 0
     behind = since < last[:, None]
+    # When a segment ends, its sum joins those of earlier ones, which fade once more.
     past = of(ends_on * power(last), sums.earlier)
     past += of(ends_on * jnp.where(stays, 0.0, kept(last)), sums.current)
     past += added(last_one * jnp.where(behind, kept(last[:, None] - since), 0.0))

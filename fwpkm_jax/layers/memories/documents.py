@@ -19,7 +19,7 @@ from fwpkm_jax.core.documents import document_numbers, document_positions, same_
 from fwpkm_jax.core.sequence.axis import SequenceAxis, positions_of_part
 from fwpkm_jax.core.sequence.halo import halo_exchange
 from fwpkm_jax.core.sequence.sequential import sequential_pass
-from fwpkm_jax.core.streams.documents import in_documents
+from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 from fwpkm_jax.core.streams.pending import Signals
 from fwpkm_jax.core.streams.streaming import read_sequences
 from fwpkm_jax.core.targets import Pairing, shift_left
@@ -229,7 +229,7 @@ def _read_rows(
         jax.tree.map(lambda x: x[:, None], rows.tokens),
         count=rows.num_tokens,
         starts=rows.starts,
-        chunk=chunk_size,
+        unit=UnitSize(chunk_size),
         position=rows.position,
         alone=lambda tokens: read_sequences(rule.read, fresh, tokens[0]),
     )

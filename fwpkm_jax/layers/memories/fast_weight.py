@@ -5,11 +5,13 @@ returns its output, the memory and a record. It does not add the residual: the b
 does. What streams, documents and several devices need is imported when they come.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -21,6 +23,7 @@ from fwpkm_jax.core.chunks import (
     split_groups,
 )
 from fwpkm_jax.core.numerics import l2_normalize, standardize
+from fwpkm_jax.core.slots.measures import AccessMeasures, access_measures
 from fwpkm_jax.core.streams.pending import ChunkSize, NewDocuments, Pending, Signals, init_pending
 from fwpkm_jax.core.targets import (
     Pairing,
@@ -34,14 +37,40 @@ from fwpkm_jax.layers.memories.checks import (
     check_stream,
 )
 from fwpkm_jax.layers.memories.config import FastWeightConfig
-from fwpkm_jax.layers.memories.record import FastWeightInfo, call_info
-from fwpkm_jax.layers.norms import RMSNorm, normed_maps, normed_mix_map
+from fwpkm_jax.layers.norms import RMSNorm, can_fold, normed_maps, normed_mix_map
 from fwpkm_jax.layers.parameters import declare_linear
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.rules.base import check_memory
 
 _NORMALIZERS = {"none": lambda x: x, "standardize": standardize, "l2": l2_normalize}
 _GATE_WIDTH = 8  # The gate is the sigmoid of a mean over this many projections.
+
+
+class FastWeightInfo(NamedTuple):
+    """What a memory layer did in one call.
+
+    Attributes:
+      memory_loss: mean over the paired tokens of gate-weighted mean squared error, before each
+        chunk's write.
+      token_loss: gate-weighted mean squared error of each token's read, 0 where it has no target.
+      gate: of each token, 0 to 1: the share of the read in the output, or of the output.
+      write: what the rule reports of its writes, its own NamedTuple, each field the mean over
+        groups and chunks; None for a call that wrote by no chunk of the config's size: a frozen
+        memory or a piece of a stream.
+      access: what the rule reports of each token's read, leaves `[batch, length, ...]`, or None. A
+        memory of slots has the fields `slot_ids` and `slot_weights`, `[batch, length, places]`.
+      measures: how evenly this call used the slots; None for a memory without slots. O(slots) to
+        compute, free when unused in jit.
+      query: of each token, the one field with a gradient.
+    """
+
+    memory_loss: Float[Array, ""]
+    token_loss: Float[Array, "batch length"]
+    gate: Float[Array, "batch length"]
+    write: Any
+    access: Any
+    measures: AccessMeasures | None
+    query: Float[Array, "batch length heads key"]
 
 
 class FastWeight(nnx.Module):
@@ -111,6 +140,7 @@ class FastWeight(nnx.Module):
         # Drawn in any case, so that later weights are the same with and without a gate.
         gate = norm(model_dim), linear(model_dim, _GATE_WIDTH, "embed", bias=config.gate_bias)
         self.gate_norm, self.gate_proj = gate if config.has_gate else (None, None)
+        # Of the mix of read and value, in the width of the memory.
         self.out_norm = norm(rule.value_dim)
         self.out_proj = linear(rule.value_dim, model_dim, None, "embed")
 
@@ -131,7 +161,8 @@ class FastWeight(nnx.Module):
     ) -> Signals:
         """The inputs of the memory for each token, in at least float32.
 
-        With `narrow`, a projected query in bfloat16 that is not normalised stays as it is.
+        With `narrow`, a projected query in bfloat16 that is not normalised stays as it is if the
+        rule takes it.
         """
         rule = self.config.rule
         memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
@@ -140,7 +171,8 @@ class FastWeight(nnx.Module):
             maps.append((self.gate_norm, self.gate_proj))
         query, *others = normed_maps(x, maps)
         value, *gates = (y.astype(memory_dtype) for y in others)
-        if not (narrow and self.config.query_norm == "none" and query.dtype == jnp.bfloat16):
+        narrow = narrow and query.dtype == jnp.bfloat16 and self.config.query_norm == "none"
+        if not (narrow and rule.keeps_bfloat16_queries):
             # The halves of the whole query, all heads together, as in the authors' release.
             halves = query.astype(memory_dtype).reshape(*x.shape[:2], 2, -1)
             query = _NORMALIZERS[self.config.query_norm](halves)
@@ -164,14 +196,10 @@ class FastWeight(nnx.Module):
         So many neighbouring `sequences` were read chunk by chunk, so that their reads of a chunk
         stand one after the other. None: arrays of several devices, which no kernel takes.
         """
-        gate = signals.gate[..., None]
-        if self.config.gate_output and sequences is not None:
+        gate, maps = signals.gate[..., None], [(self.out_norm, self.out_proj)]
+        if self.config.gate_output and sequences is not None and can_fold(maps):
             output = normed_mix_map(
-                read,
-                signals.value,
-                signals.gate,
-                self.out_norm,
-                self.out_proj,
+                *(read, signals.value, signals.gate, maps),
                 dtype=dtype,
                 sequences=sequences,
                 chunk_size=self.config.chunk_size,
@@ -181,7 +209,7 @@ class FastWeight(nnx.Module):
                 mixed = gate * read + (1.0 - gate) * signals.value
             else:
                 mixed = read + signals.value
-            (output,) = normed_maps(mixed, [(self.out_norm, self.out_proj)], dtype=dtype)
+            (output,) = normed_maps(mixed, maps, dtype=dtype)
         if self.config.gate_residual:
             output = gate * output
         return output.astype(dtype)
@@ -226,8 +254,7 @@ class FastWeight(nnx.Module):
         if write and starts is not None and config.documents == "document":
             return self._by_documents(x, memory, mask, starts, pairing, partition)
         # The tokens of several devices are joined in float32.
-        narrow = write and partition is None and rule.keeps_bfloat16_queries
-        signals = self.signals(x, mask, narrow=narrow)
+        signals = self.signals(x, mask, narrow=write and partition is None)
         # Each token is paired with the value that it should have read.
         sequence = rule.sequence(
             signals.query,
@@ -255,8 +282,10 @@ class FastWeight(nnx.Module):
             memory, read, access, info = read_or_run(
                 config, memory, sequence, write=write, partition=partition
             )
+        # What was read before each write, with the weight that the write gave it.
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
-        facts = call_info(rule, signals, losses, sequence.paired, access, info, partition)
+        facts = _call_info(rule, signals, losses, sequence.paired, access, info, partition)
+        # What is written chunk by chunk is read in that order, too; see `merge`.
         shared = len(x) // groups if write else 1
         sequences = None if partition is not None else shared
         output = self.merge(read, signals, dtype=x.dtype, sequences=sequences)
@@ -287,7 +316,9 @@ class FastWeight(nnx.Module):
             pairing=pairing,
             partition=partition,
         )
-        facts = call_info(config.rule, signals, out.losses, out.paired, out.access, None, partition)
+        facts = _call_info(
+            config.rule, signals, out.losses, out.paired, out.access, None, partition
+        )
         sequences = None if partition is not None else 1
         output = self.merge(out.read, signals, dtype=x.dtype, sequences=sequences)
         return output, out.memory, facts
@@ -357,6 +388,7 @@ class FastWeight(nnx.Module):
             check_initial(rule, memory, initial, len(x))
             documents = NewDocuments(starts.astype(bool), initial)
         queued = signals._replace(gate=loss_gate)
+        # A pair may end in a later call; here it counts if both of its tokens are in this one.
         paired = signals.mask * shift_left(signals.mask, rule.lookahead)
         if numbers is not None:
             numbers = numbers.astype(signals.mask.dtype)
@@ -390,7 +422,7 @@ class FastWeight(nnx.Module):
         target = rule.targets(signals.value)
         # A pair counts in the losses of the call that brings both of its tokens.
         losses = loss_gate * paired * jnp.mean((read - target) ** 2, axis=-1)
-        facts = call_info(rule, signals, losses, paired, access, None, partition)
+        facts = _call_info(rule, signals, losses, paired, access, None, partition)
         sequences = None if partition is not None else 1
         output = self.merge(read, signals, dtype=x.dtype, sequences=sequences)
         return output, memory, pending, facts
@@ -426,3 +458,32 @@ class FastWeight(nnx.Module):
         check_memory(self.config.rule, memory, groups=True)
         if pending is not None:
             check_pending(pending, memory, batch=sizes["batch"])
+
+
+def _call_info(
+    rule: Any,
+    signals: Signals,
+    losses: Float[Array, "batch length"],
+    paired: Float[Array, "batch length"],
+    access: Any,
+    info: Any,
+    partition: Partition | None,
+) -> FastWeightInfo:
+    """The record of one call; `info` is the rule's, by group and chunk, or None without writes."""
+    measures = None
+    if rule.num_slots is not None:
+        measure = functools.partial(access_measures, num_slots=rule.num_slots)
+        if partition is not None:  # Each device counts its own sequences' accesses.
+            measure = functools.partial(measure, axes=partition.token_axes)
+            measure = partition.run(measure, in_specs=partition.tokens(), out_specs=P())
+        measures = measure(access.slot_ids)
+    facts = FastWeightInfo(
+        memory_loss=jnp.sum(losses) / jnp.maximum(jnp.sum(paired), 1.0),
+        token_loss=losses,
+        gate=signals.gate,
+        write=jax.tree.map(jnp.mean, info),
+        access=access,
+        measures=measures,
+        query=signals.query,
+    )
+    return jax.lax.stop_gradient(facts)._replace(query=signals.query)

@@ -84,6 +84,7 @@ def run_partitioned(
     among = () if axes is None else tuple(axis for axis in axes.tokens if axis != along)
     tokens = P(partition.group_axes, among, along)
     columns = () if axes is None else axes.target_columns
+    # Targets lie as the columns of the table, which need no other column.
     values: Any = P(partition.group_axes, among, along, columns)
     sequence_specs = jax.tree.map(lambda _: tokens, grouped)._replace(target=values)
     chunks = P(partition.group_axes, along if axes is None else None)
@@ -149,6 +150,7 @@ def run_parts(
         interleaved = jax.tree.map(
             lambda x: along.interleave_chunks(x, chunk_size, dim=2), sequence
         )
+        # Each device gets every n-th stretch of a chunk, so all of them write each chunk together.
         share = chunk_size // along.size
         out = rule.run_groups(memory, interleaved, chunk_size=share, axes=axes)
         output, access = jax.tree.map(
@@ -159,6 +161,7 @@ def run_parts(
     def write(memory: Memory, part: AnyChunk) -> Any:
         return rule.run_groups(memory, part, chunk_size=chunk_size).memory
 
+    # Two passes: the memory before each part, then all parts side by side.
     before = sequential_pass(write, memory, sequence, axis=along)
     out = rule.run_groups(before, sequence, chunk_size=chunk_size)
     return out._replace(memory=along.from_last(out.memory))

@@ -49,6 +49,7 @@ def advance(
     def of_sequences(
         memory: Memory, pending: Pending, queued: Signals, documents: NewDocuments | None
     ) -> streaming.StreamOutput:
+        # Only positions where every sequence of a memory has padding go behind.
         packing = pack_tokens(jnp.any(queued.mask != 0, axis=1)) if has_padding else None
         if packing is not None:
             queued = _reorder(queued, packing.order)
@@ -57,15 +58,8 @@ def advance(
         num_real = None if packing is None else packing.counts
         if write:
             out = streaming.push(
-                rule.read,
-                rule.write,
-                memory,
-                pending,
-                queued,
+                *(rule, memory, pending, queued),
                 chunk_size=chunk_size,
-                lookahead=rule.lookahead,
-                targets=rule.targets,
-                make_chunk=rule.chunk,
                 num_real=num_real,
                 documents=documents,
             )
@@ -89,13 +83,7 @@ def write_waiting(
     rule: AbstractChunkRule, memory: Memory, pending: Pending, *, partition: Partition | None
 ) -> tuple[Memory, Pending]:
     """Writes the complete pairs that wait, see `core.streams.flush.flush`."""
-    run = functools.partial(
-        flush,
-        rule.write_blocks,
-        lookahead=rule.lookahead,
-        targets=rule.targets,
-        make_chunk=rule.chunk,
-    )
+    run = functools.partial(flush, rule)
     if partition is not None:
         run = partition.run(run, in_specs=P(BATCH), out_specs=P(BATCH))
     return run(memory, pending)

@@ -57,37 +57,4 @@ __all__ = [
     "register_mixer",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "fwpkm_jax.layers.mixers.attention": ("Attention", "AttentionConfig"),
-        "fwpkm_jax.layers.mixers.base": (
-            "AbstractMixer",
-            "AbstractMixerConfig",
-            "Mask",
-            "MixerMemory",
-        ),
-        "fwpkm_jax.layers.mixers.gated_delta_net": ("GatedDeltaNet", "GatedDeltaNetConfig"),
-        "fwpkm_jax.layers.mixers.lact": ("LaCT", "LaCTConfig"),
-        "fwpkm_jax.layers.mixers.matrix_memory": (
-            "MatrixMemory",
-            "MatrixMemoryConfig",
-            "MatrixMixerConfig",
-        ),
-        "fwpkm_jax.layers.mixers.persistent": ("PersistentTokens",),
-        "fwpkm_jax.layers.mixers.registry": (
-            "mixer_config",
-            "mixer_module",
-            "mixer_names",
-            "register_mixer",
-        ),
-        "fwpkm_jax.layers.mixers.titans": ("Titans",),
-        "fwpkm_jax.layers.mixers.titans_config": ("TitansConfig",),
-        "fwpkm_jax.layers.mixers.titans_variants": (
-            "TitansMAC",
-            "TitansMAG",
-            "TitansMAL",
-            "TitansMixerConfig",
-        ),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, __file__)

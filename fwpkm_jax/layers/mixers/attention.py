@@ -265,13 +265,21 @@ class Attention(AbstractMixer):
             first=None if cache is None else cache.next_position,
             begin=0 if before is None else before.number,
         )
+        # Packed, so that a window counts real tokens and a cache holds no padding.
         x = x if packing is None else pack(x, packing)
         query, key, value, gate = self.project(x, positions)
         in_front = None if persistent is None else self._persistent(persistent)
         if before is not None:
             in_front = self._in_window(before)
         if cache is None:
-            output = self.attend(query, key, value, positions, documents, persistent=in_front)
+            output = whole_sequence_attention(
+                *(query, key, value),
+                positions=positions,
+                window=self.config.window,
+                backend=self.config.backend,
+                persistent=in_front,
+                documents=documents,
+            )
         elif isinstance(cache, RingCache):
             new = {"positions": positions, "documents": documents}
             output = ring_attention(query, key, value, cache, **new)
@@ -303,6 +311,7 @@ class Attention(AbstractMixer):
     ) -> Float[Array, "batch length model"]:
         """The layer's output from the heads'."""
         if gate is not None:
+            # Before the map to the output, so that a head can leave a token out.
             attended = attended * jax.nn.sigmoid(gate)
         return self.o_proj(attended.reshape(*attended.shape[:2], -1))
 
@@ -339,10 +348,18 @@ class Attention(AbstractMixer):
 
         def attend(query, key, value, at, cache, mask):
             if axis is None:
-                return self.attend(query, key, value, *at), None
+                output = whole_sequence_attention(
+                    *(query, key, value),
+                    positions=at.positions,
+                    window=config.window,
+                    backend=config.backend,
+                    documents=at.numbers,
+                )
+                return output, None
             options: dict[str, Any] = {"window": config.window, "cache": cache, "mask": mask}
             return attend_shard(query, key, value, at, axis=axis, **options)
 
+        # Positions once for all heads; the projections need them before heads are split.
         at = partition.run(places, in_specs=(tokens, tokens, P(BATCH)), out_specs=tokens)(
             mask, starts, first
         )
@@ -407,24 +424,3 @@ class Attention(AbstractMixer):
         if self.config.qk_norm == "head":
             return norm(x)
         return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
-
-    def attend(
-        self,
-        query: Float[Array, "batch length heads head"],
-        key: Float[Array, "batch length kv_heads head"],
-        value: Float[Array, "batch length kv_heads head"],
-        positions: Int[Array, "batch length"],
-        documents: Int[Array, "batch length"] | None = None,
-        persistent: Persistent | None = None,
-    ) -> Float[Array, "batch length heads head"]:
-        """Attention within the documents of whole rows, before the gate."""
-        return whole_sequence_attention(
-            query,
-            key,
-            value,
-            positions=positions,
-            window=self.config.window,
-            backend=self.config.backend,
-            persistent=persistent,
-            documents=documents,
-        )

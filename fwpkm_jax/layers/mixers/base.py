@@ -189,6 +189,7 @@ class AbstractMixer(nnx.Module):
             starts=(starts, "mask batch length"),
             sizes={} if output is None else {"model": output.out_features},
         )
+        # Passed on only where it is given: a mixer of others may not know the argument.
         documents = {} if starts is None else {"starts": self._checked_starts(starts)}
         if partition is None:
             return self.mix(x, mask=mask, cache=cache, **documents)

@@ -257,6 +257,7 @@ class GatedDeltaNet(AbstractMixer):
         def mix(qkvz, ba, conv_parts, A_log, dt_bias, norm, mask, starts, before):
             packing = None if mask is None else pack_tokens(mask)
             qkvz, ba, starts = pack_all((qkvz, ba, starts), packing)
+            # Each device joins the channels of its own heads.
             weights = HeadWeights(jnp.concatenate(conv_parts, axis=1), A_log, dt_bias)
             if before is not None:
                 before = GatedDeltaNetCache(jnp.concatenate(before[0], axis=-1), before[1])
@@ -354,6 +355,7 @@ def mix_heads(
     qkvz, log_decay, beta = projections
     parts, dtype = config.projected_parts, qkvz.dtype
     tokens, length = qkvz.shape[:2], qkvz.shape[1]
+    # What the next piece convolves again: queries, keys and values, without the gates.
     conv_inputs = joined_inputs(qkvz, parts)
     documents = None if starts is None else document_numbers(starts)
     counts = None
@@ -362,6 +364,7 @@ def mix_heads(
         log_decay, beta = jnp.where(real, log_decay, 0), jnp.where(real, beta, 0)
     if cache is None:
         cache = empty_cache(config, tokens[0], dtype)
+    # A shard convolves the last inputs of the shard before it.
     before = cache.conv_inputs
     if axis is not None:
         before = inputs_before(conv_inputs, before, starts, axis=axis, counts=counts)
@@ -378,6 +381,7 @@ def mix_heads(
         backend="reference" if length == 1 or config.backend == "reference" else "auto",
     )
     heads = (*tokens, config.num_key_heads, config.key_head_dim)
+    # Value heads of a group read and write under the same keys, each in a memory of its own.
     query, key = (jnp.repeat(y.reshape(heads), shared_by, axis=2) for y in (query, key))
     # The convolution and the norm compute in float32; activations go on in their own dtype, of
     # which kernels for bfloat16 read half the bytes.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.chunks import map_groups, merge_groups
-from fwpkm_jax.core.streams.documents import in_documents
+from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 from fwpkm_jax.core.streams.pending import Pending, init_pending
 from fwpkm_jax.core.streams.queue import push
 from fwpkm_jax.rules.gradient import GradientChunk
@@ -108,7 +108,7 @@ def read_documents(
         jax.tree.map(lambda x: x[:, None], tokens),
         count=jnp.sum(tokens.real, axis=1).astype(jnp.int32),
         starts=starts,
-        chunk=chunk_size,
+        unit=UnitSize(chunk_size),
         alone=lambda tokens: _read(rule, memory, tokens),
     )
     return reads[:, 0]
@@ -191,7 +191,7 @@ class FastStream(NamedTuple):
                 members,
                 count=count,
                 starts=starts,
-                chunk=chunk_size,
+                unit=UnitSize(chunk_size),
                 position=self.waiting.num_waiting,
                 alone=lambda tokens: _read(rule, fresh, tokens),
             )

@@ -143,6 +143,7 @@ class MatrixMemory(AbstractMixer):
             biased = {"use_bias": True, "bias_init": bias}
             if per not in self._channels:
                 return linear(model_dim, numbers, inputs, **biased)
+            # A full projection to every channel would be as large as those of keys and values.
             up = linear(config.decay_rank, numbers * self._channels[per], None, **biased)
             return nnx.Sequential(linear(model_dim, config.decay_rank, None), up)
 
@@ -164,6 +165,7 @@ class MatrixMemory(AbstractMixer):
         """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""
         del max_length
         config = self.config
+        # As many inputs as the convolution looks back on.
         reach = config.conv_width - 1 if self.rule.convolution else 0
         sizes = (config.num_value_heads, config.key_head_dim, config.value_head_dim)
         return MatrixMemoryCache(
@@ -195,6 +197,7 @@ class MatrixMemory(AbstractMixer):
         documents = None if starts is None else document_numbers(starts)
         projected = self.in_proj(x)
         conv_inputs = projected[..., : sum(self.widths)]
+        # The rule needs a memory to begin with; only a stream gets one back.
         start = cache
         if start is None:
             start = self.init_cache(batch, max_length=length, dtype=conv_inputs.dtype)

@@ -310,6 +310,7 @@ class Titans(AbstractMixer):
         if self.step_factor is None:
             return None
         learned = self.step_factor[...]
+        # A learned number is added to 1 / i, the mean of the steps; never below 0.
         inverse = 1.0 / jnp.arange(1, learned.size + 1, dtype=learned.dtype)
         factors = jnp.maximum(inverse + learned, 0.0)
         return factors[jnp.clip(done - 1, 0, learned.size - 1)]
@@ -362,6 +363,7 @@ class Titans(AbstractMixer):
         momentum, combine = (of_writes(p, orders) for p in (self.momentum_proj, self.combine_proj))
         forget = of_writes(self.forget_proj, 1)
         scale = of_writes(self.tensor_rate_proj, config.num_tensors)
+        # Bounded, because a step on a network can diverge.
         rate = config.max_rate * jax.nn.sigmoid(split(self.rate_proj(x)))
         return TitansWrites(
             key=split(self._head_norm(self._heads(self.key_proj(x)), self.key_norm)),
@@ -388,6 +390,7 @@ class Titans(AbstractMixer):
     ) -> Float[Array, "batch length model"]:
         read = self._head_norm(read, self.output_norm)
         if self.gate_proj is not None:
+            # A number for each head, so that heads without an answer can be silent.
             gate = jax.nn.sigmoid(self.gate_proj(self.retrieve_norm(x)))
             read = read * gate[..., None].astype(read.dtype)
         read = read.reshape(*x.shape[:2], -1).astype(x.dtype)

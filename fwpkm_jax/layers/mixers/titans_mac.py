@@ -99,6 +99,7 @@ class TitansMAC(AbstractMixer):
         cache: TitansMACCache | None = None,
     ) -> tuple[Output, TitansMACCache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
+        # Segments count real tokens, so padding goes behind them.
         packing = None if mask is None else pack_tokens(mask)
         x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
         y, cache = in_pieces(

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.padding import Packing
 from fwpkm_jax.core.streams.cuts import Within, in_chunks
-from fwpkm_jax.core.streams.documents import in_documents
+from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 from fwpkm_jax.layers.mixers.base import Starts
 
 _NARROWED = 32  # Shorter chunks are read at their whole width wherever a document ends in them.
@@ -55,14 +55,16 @@ def in_pieces(
       position: tokens that the cache's document has read; None without a cache.
       read: tokens that stand before each document.
     """
-    options: dict[str, Any] = {"count": count, "chunk": chunk, "position": position}
+    options: dict[str, Any] = {"count": count, "position": position}
     start = fresh() if cache is None else cache
     if starts is None:
         # A backward pass computes each chunk again.
-        after, y = in_chunks(jax.checkpoint(advance), start, x[:, None], **options)
+        after, y = in_chunks(jax.checkpoint(advance), start, x[:, None], chunk=chunk, **options)
     else:
-        options |= {"starts": starts, "narrow": narrow_width(chunk), "lead": -(read % chunk)}
+        unit = UnitSize(chunk, lead=-(read % chunk), narrow=narrow_width(chunk))
         # Without a cache the row itself begins with a document.
         first = start if cache is None else fresh()
-        after, y = in_documents(advance, start, first, x[:, None], **options)
+        after, y = in_documents(
+            advance, start, first, x[:, None], starts=starts, unit=unit, **options
+        )
     return y[:, 0], None if cache is None else after

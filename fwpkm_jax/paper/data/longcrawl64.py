@@ -6,8 +6,6 @@ flat files of uint16 in which an end of text follows each document.
 References: Buckman 2024, manifestai.com/articles/longcrawl64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.json_lines import Place
 from fwpkm_jax.data.prepare.command import AbstractRange
 from fwpkm_jax.data.prepare.sources import Part, Source, select
 from fwpkm_jax.data.streams.files import LocalFile
 from fwpkm_jax.data.streams.formats import Piece
-from fwpkm_jax.data.tokenizers import Tokenizer
-from fwpkm_jax.paper.data.gpt2 import EOS_ID, Gpt2Decoder
+from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
+from fwpkm_jax.io.untrusted import open_file
 from fwpkm_jax.paper.data.zarr_array import ZarrArray
 
 WANTED = (
@@ -29,6 +27,10 @@ WANTED = (
     ".zarray and all chunks of the rows you want"
 )
 
+WANTED_TOKENIZER = (
+    "tokenizer.json and, into the same folder, config.json of huggingface.co/openai-community/gpt2"
+)
+_VOCAB_SIZE, _EOS_ID = 50_257, 50_256
 _WINDOW = 2**22  # Tokens of a flat file that are read together.
 
 
@@ -36,8 +38,8 @@ _WINDOW = 2**22  # Tokens of a flat file that are read together.
 class LongCrawl64(AbstractRange):
     """LongCrawl64: a Zarr folder or a flat .bin file of GPT-2 tokens, tokenised anew."""
 
-    vocabulary: Path
-    """GPT-2's encoder.json."""
+    vocabulary: str
+    """GPT-2's tokenizer.json, with the model's config.json beside it."""
     missing_chunks: Literal["refuse", "skip"] = "refuse"
     """skip: leave out the documents whose chunks were not downloaded, 2048 at a time."""
 
@@ -60,7 +62,7 @@ class ZarrRows:
     name: str
     row: int
     array: ZarrArray
-    decoder: Gpt2Decoder
+    decoder: Tokenizer
 
     @property
     def files(self) -> dict[str, LocalFile]:
@@ -85,7 +87,7 @@ class FlatTokens:
 
     path: Path
     name: str
-    decoder: Gpt2Decoder
+    decoder: Tokenizer
 
     @property
     def files(self) -> dict[str, LocalFile]:
@@ -103,10 +105,10 @@ class FlatTokens:
     def _documents(self) -> Iterator[np.ndarray]:
         if self.path.stat().st_size % 2:
             raise ValueError(f"{self.path} ends within a token of two bytes; download it again.")
-        with self.path.open("rb") as file:
+        with open_file(self.path) as file:
             rest = np.zeros(0, np.uint16)
             while len(window := np.fromfile(file, "<u2", _WINDOW)):
-                *whole, tail = np.split(window, np.flatnonzero(window == EOS_ID) + 1)
+                *whole, tail = np.split(window, np.flatnonzero(window == _EOS_ID) + 1)
                 for document in whole:
                     yield np.concatenate([rest, document])
                     rest = rest[:0]
@@ -118,7 +120,7 @@ class FlatTokens:
 def longcrawl64(
     path: str | Path,
     *,
-    vocabulary: str | Path,
+    vocabulary: str,
     missing_chunks: Literal["refuse", "skip"] = "refuse",
     start: int = 0,
     stop: int | None = None,
@@ -127,18 +129,18 @@ def longcrawl64(
 
     Args:
       path: a Zarr folder, or a flat `.bin` file.
-      vocabulary: GPT-2's `encoder.json`.
+      vocabulary: GPT-2's `tokenizer.json`.
       missing_chunks: "refuse": a missing chunk file is an error; "skip": its row of chunks, 2048
         documents, is left out. Zarr itself would read zeros.
       start: first document to read.
       stop: first document after those to read.
 
     Raises:
-      FileNotFoundError: there is no array or vocabulary.
-      ValueError: chunks are missing, or the array is of another kind.
+      FileNotFoundError: there is no array.
+      ValueError: chunks are missing, the array is of another kind, or there is no vocabulary.
     """
-    path, decoder = Path(path).expanduser(), Gpt2Decoder(vocabulary)
-    settings: dict[str, Any] = {"vocabulary_sha256": decoder.sha256}
+    path, decoder = Path(path).expanduser(), _gpt2(vocabulary)
+    settings: dict[str, Any] = {"vocabulary_sha256": decoder.fingerprint}
     parts: list[Part]
     if path.suffix == ".bin" and path.is_file():
         parts = [FlatTokens(path, path.name, decoder)]
@@ -168,11 +170,24 @@ def longcrawl64(
     )
 
 
+def _gpt2(vocabulary: str) -> Tokenizer:
+    try:
+        found = load_tokenizer(vocabulary)
+    except ValueError as error:
+        raise ValueError(f"{str(error).rstrip('.')}; download {WANTED_TOKENIZER}.") from error
+    if (found.vocab_size, found.eos_id) != (_VOCAB_SIZE, _EOS_ID):
+        raise ValueError(
+            f"{vocabulary} is not GPT-2's vocabulary of the ids 0 to {_EOS_ID}, the last of them "
+            f"an end of text; download {WANTED_TOKENIZER}."
+        )
+    return found
+
+
 def _pieces(
-    record: int, tokens: np.ndarray, decoder: Gpt2Decoder, *, name: str, start: Place
+    record: int, tokens: np.ndarray, decoder: Tokenizer, *, name: str, start: Place
 ) -> Iterator[Piece]:
     """The texts between the ends of text that are not empty."""
-    for number, part in enumerate(np.split(tokens, np.flatnonzero(tokens == EOS_ID))):
+    for number, part in enumerate(np.split(tokens, np.flatnonzero(tokens == _EOS_ID))):
         place = Place(record, number)
-        if place >= start and (text := decoder.decode(part[part != EOS_ID])):
+        if place >= start and (text := decoder.decode(part[part != _EOS_ID])):
             yield Piece(place, text, f"{name}:{record + 1}")

@@ -1,20 +1,17 @@
 """Domains of the Pile, for learning one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.json_lines import Place
 from fwpkm_jax.data.prepare.command import AbstractSource
-from fwpkm_jax.data.prepare.sources import FilePart, Source, select
+from fwpkm_jax.data.prepare.sources import FilePart, Source, file_parts, select
 from fwpkm_jax.data.streams.formats import Piece
 from fwpkm_jax.data.streams.tables import column_texts, read_batches
 from fwpkm_jax.data.tokenizers import Tokenizer
 from fwpkm_jax.io.untrusted import OutsideFileError
-from fwpkm_jax.paper.data.parquet import parquet_parts
 
 WANTED = (
     "Parquet files of huggingface.co/datasets/monology/pile-uncopyrighted-parquet, from the first "
@@ -84,10 +81,16 @@ def pile_domain(path: str | Path, domain: str) -> Source:
     """
     if domain not in DOMAINS:
         raise ValueError(f"domain={domain!r} is not one of {', '.join(DOMAINS)}.")
-    parts = [
-        DomainPart(part.file, part.name, part.field, domain)
-        for part in parquet_parts(path, wanted=WANTED)
-    ]
+    way_out = f"download {WANTED} (docs/howto/data.md)."
+    try:
+        files = [part for part in file_parts(path) if part.file.kind == ".parquet"]
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"There is no {path}; {way_out}") from error
+    except ValueError as error:
+        raise ValueError(f"{str(error).rstrip('.')}; {way_out}") from error
+    if not files:
+        raise FileNotFoundError(f"{path} holds no Parquet file; {way_out}")
+    parts = [DomainPart(part.file, part.name, part.field, domain) for part in files]
     return Source(name="pile", spans=select(parts), settings={"domain": domain})
 
 

@@ -3,8 +3,6 @@
 References: Zhao and Jones 2026, arXiv:2601.00671, section 4.5, Figure 6.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +15,12 @@ import numpy as np
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.intervals import clustered_mean
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.finite import require_finite
 from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import files_of
+from fwpkm_jax.literals import check_least
 from fwpkm_jax.paper.evaluation import continual_views as views
 from fwpkm_jax.paper.evaluation.domains import Domain, Part, read_domains
 
@@ -47,7 +45,7 @@ class ContinualConfig:
     """Batches evaluated of each domain at most. None: as max_batches."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "batch_size", "chunk_size", "max_batches", "max_eval_batches")
+        check_least(self, batch_size=1, chunk_size=1, max_batches=1, max_eval_batches=1)
 
 
 def evaluate(
@@ -60,8 +58,6 @@ def evaluate(
     writing disabled.
 
     Args:
-      subject: the model and its memory, of which the first group is used.
-      config: the protocol.
       domains: in learning order; None: those that the options name.
 
     Returns:

@@ -1,19 +1,11 @@
 """The table, the plot and the finding of a continual-learning result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fwpkm_jax.evaluation.display.plot_style import (
-    COLORS,
-    GREY,
-    new_figure,
-    save_figure,
-    set_title,
-)
+from fwpkm_jax.evaluation.display import plot_style as style
 from fwpkm_jax.evaluation.display.tables import Record, format_table
 
 
@@ -58,12 +50,12 @@ def plot(record: Record, directory: Path) -> list[Path]:
     """Plots each domain's loss minus that of the initial memory, by stage."""
     results = record["results"]
     names = results["domains"]
-    figure, axes = new_figure(8.2, 4.6)
-    axes.axhline(0, color=GREY, lw=1)
+    figure, axes = style.new_figure(8.2, 4.6)
+    axes.axhline(0, color=style.GREY, lw=1)
     stages = np.arange(len(names) + 1)
     changes = np.array([[cell["loss"] for cell in row] for row in results["difference"]])
     for index in range(len(names)):
-        color = COLORS[index % len(COLORS)]
+        color = style.COLORS[index % len(style.COLORS)]
         bounds = np.array(
             [row[index]["interval"] or [row[index]["loss"]] * 2 for row in results["difference"]]
         )
@@ -72,17 +64,17 @@ def plot(record: Record, directory: Path) -> list[Path]:
         axes.plot(index + 1, changes[index + 1, index], color=color, marker="o", ms=9)
     _label_ends(axes, changes[-1], names)
     axes.set_xticks(stages, ["initial\nmemory", *(f"+ {name}" for name in names)])
-    axes.set_xlim(-0.15, len(names) + 0.1)
-    axes.set_xlabel("domains read so far")
-    axes.set_ylabel("change of the loss (nats per token)")
     tokens = np.mean(results["eval_tokens"])
-    set_title(
+    style.finish(
         axes,
         "What reading one domain after the other changes",
         f"below 0 helps; large dot: right after the domain itself; about {tokens:,.0f} tokens "
         "scored in each, 95 % intervals",
+        xlim=(-0.15, len(names) + 0.1),
+        xlabel="domains read so far",
+        ylabel="change of the loss (nats per token)",
     )
-    return [save_figure(figure, directory / "continual.png")]
+    return [style.save_figure(figure, directory / "continual.png")]
 
 
 def _label_ends(axes: Any, ends: np.ndarray, names: list[str]) -> None:
@@ -94,7 +86,7 @@ def _label_ends(axes: Any, ends: np.ndarray, names: list[str]) -> None:
         places[place] = max(places[place], places[place - 1] + 0.05 * (high - low))
     places += np.mean(ends[order] - places)
     for index, place in zip(order, places, strict=True):
-        color = COLORS[index % len(COLORS)]
+        color = style.COLORS[index % len(style.COLORS)]
         axes.annotate(
             names[index], (len(names), ends[index]), (len(names) + 0.18, place), va="center",
             color=color, weight="bold", fontsize=9, annotation_clip=False,

@@ -1,7 +1,5 @@
 """Texts of several domains, each with a part to adapt to and a part to evaluate on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -59,7 +57,8 @@ def _read_domain(named_path: str, data: TextData) -> Domain:
     path = Path(place).expanduser()
     if path.is_dir():
         parts = [_find_part(path, name) for name in ("train", "valid")]
-        adapt, evaluate = (_whole(read_rows(part, data)) for part in parts)
+        texts = [read_rows(part, data) for part in parts]
+        adapt, evaluate = (Part(rows, range(len(rows))) for rows in texts)
         files = {name: digest for part in parts for name, digest in file_hashes(part).items()}
     else:
         rows = read_rows(path, data)
@@ -82,7 +81,3 @@ def _find_part(folder: Path, name: str) -> Path:
             "name a file to take its halves."
         )
     return found[0]
-
-
-def _whole(rows: PackedRows) -> Part:
-    return Part(rows, range(len(rows)))

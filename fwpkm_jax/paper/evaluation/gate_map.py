@@ -3,8 +3,6 @@
 References: Zhao and Jones 2026, arXiv:2601.00671, section 5.2; Figures 8 and 16.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 
@@ -12,11 +10,10 @@ import numpy as np
 
 from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import files_of, missing_text, text_sources
-from fwpkm_jax.literals import some
+from fwpkm_jax.literals import check_least, some
 from fwpkm_jax.paper.evaluation import gate_map_views as views
 from fwpkm_jax.paper.evaluation.token_texts import token_texts
 
@@ -35,8 +32,7 @@ class GateMapConfig:
     """Write while reading. Off: the memory stays as the checkpoint has it."""
 
     def __post_init__(self) -> None:
-        check_least(self, 0, "document")
-        check_least(self, 1, "tokens", "chunk_size")
+        check_least(self, document=0, tokens=1, chunk_size=1)
 
 
 def evaluate(
@@ -50,8 +46,6 @@ def evaluate(
     """Each token's gates while the text is read from its start.
 
     Args:
-      subject: the model and its memory, of which the first group is used.
-      config: the protocol.
       document_id: the text's name in results.
       tokens: int32 `[length]`, the text; at most `config.tokens` are read, the next one is a label
         only. None: the one of the run's texts that the options name.

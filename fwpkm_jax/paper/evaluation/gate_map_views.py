@@ -1,7 +1,5 @@
 """The table of a gate map, and its page of shaded text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

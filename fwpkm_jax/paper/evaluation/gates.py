@@ -3,12 +3,9 @@
 References: Zhao and Jones 2026, arXiv:2601.00671, Figure 3.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,11 +13,11 @@ import numpy as np
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import files_of, missing_text, read_rows, text_sources
+from fwpkm_jax.literals import check_least
 from fwpkm_jax.paper.evaluation import gates_views as views
 
 _BINS = 10
@@ -39,7 +36,7 @@ class GatesConfig:
     """Batches read of each data set at most."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "batch_size", "chunk_size", "max_batches")
+        check_least(self, batch_size=1, chunk_size=1, max_batches=1)
 
 
 def evaluate(
@@ -51,8 +48,6 @@ def evaluate(
     carried from batch to batch.
 
     Args:
-      subject: the model and its memory, of which the first group is used.
-      config: the protocol.
       sources: rows of each data set by name, in reading order; None: of the texts that options and
         run name.
 
@@ -79,53 +74,46 @@ def evaluate(
         fast_weight_dtype=subject.fast_weight_dtype,
         partition=subject.partition,
     )
-    found: dict[str, dict[str, _Histogram]] = {}
+    counts: dict[str, dict[str, np.ndarray]] = {}
+    sums: dict[str, dict[str, float]] = {}
     total = sum(len(_chosen(rows, config)) for rows in sources.values())
     forecast = Forecast("gates", total=total, unit="rows")
     for name, rows in sources.items():
-        found[name] = {layer: _Histogram(_BINS) for layer in reader.memory}
+        counts[name] = {layer: np.zeros(_BINS, np.int64) for layer in reader.memory}
+        sums[name] = dict.fromkeys(reader.memory, 0.0)
         for batch in row_batches(
             rows, _chosen(rows, config), batch_size=config.batch_size, keep_last=True
         ):
             for layer, gate in jax.device_get(reader.write(batch)).items():
-                found[name][layer].add(gate)
+                counts[name][layer] += np.histogram(gate, _BINS, (0.0, 1.0))[0]
+                sums[name][layer] += float(gate.sum(dtype=np.float64))
             forecast.add(len(batch))
-    tokens = {name: int(next(iter(by.values())).counts.sum()) for name, by in found.items()}
+    tokens = {name: int(next(iter(by.values())).sum()) for name, by in counts.items()}
     fast_weight = model.config.fast_weight
     return Outcome(
         numbers={
             "bins": np.linspace(0, 1, _BINS + 1).tolist(),
             "tokens": tokens,
             "gates": {
-                name: {layer: one.describe() for layer, one in by_layer.items()}
-                for name, by_layer in found.items()
+                name: {
+                    layer: {
+                        "share": (one / tokens[name]).tolist(),
+                        "mean": sums[name][layer] / tokens[name],
+                    }
+                    for layer, one in by_layer.items()
+                }
+                for name, by_layer in counts.items()
             },
             "gate_used": fast_weight.gate_in_output or fast_weight.weight_by_gate,
             "seconds": time.monotonic() - began,
         },
         scored_tokens=sum(tokens.values()),
-        arrays={"counts": np.array([[one.counts for one in by.values()] for by in found.values()])},
+        arrays={"counts": np.array([list(by.values()) for by in counts.values()])},
         files=files,
         mode=f"batches of {config.batch_size} rows share a memory",
         resets=describe_resets(subject.memory, fast_weights="never", queue="batch", caches="row"),
         chunk_size=config.chunk_size,
     )
-
-
-class _Histogram:
-    """Counts and mean of a layer's gates."""
-
-    def __init__(self, bins: int):
-        self.counts = np.zeros(bins, np.int64)
-        self._sum = 0.0
-
-    def add(self, gate: np.ndarray) -> None:
-        self.counts += np.histogram(gate, len(self.counts), (0.0, 1.0))[0]
-        self._sum += float(gate.sum(dtype=np.float64))
-
-    def describe(self) -> dict[str, Any]:
-        total = int(self.counts.sum())
-        return {"share": (self.counts / total).tolist(), "mean": self._sum / total}
 
 
 def _chosen(rows: PackedRows, config: GatesConfig) -> range:

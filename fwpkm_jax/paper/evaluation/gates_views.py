@@ -1,17 +1,9 @@
 """The table, the plot and the finding of gate histograms."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
-from fwpkm_jax.evaluation.display.plot_style import (
-    COLORS,
-    blank_figure,
-    save_figure,
-    set_title,
-    style_axes,
-)
+from fwpkm_jax.evaluation.display import plot_style as style
 from fwpkm_jax.evaluation.display.tables import Record, format_table
 
 
@@ -46,23 +38,27 @@ def plot(record: Record, directory: Path) -> list[Path]:
     results = record["results"]
     sources = list(results["gates"])
     layers = list(results["gates"][sources[0]])
-    figure = blank_figure(1.2 + 3.6 * len(layers), 3.8)
+    figure = style.blank_figure(1.2 + 3.6 * len(layers), 3.8)
     panels = figure.subplots(1, len(layers), sharey=True, squeeze=False)[0]
     for axes, layer in zip(panels, layers, strict=True):
-        style_axes(axes)
         for index, name in enumerate(sources):
             one = results["gates"][name][layer]
-            color = COLORS[index % len(COLORS)]
+            color = style.COLORS[index % len(style.COLORS)]
             axes.stairs(one["share"], results["bins"], color=color, lw=1.8, label=Path(name).name)
             axes.stairs(one["share"], results["bins"], color=color, alpha=0.12, fill=True)
         means = ", ".join(f"{results['gates'][name][layer]['mean']:.2f}" for name in sources)
-        set_title(axes, layer.replace("_", " "), f"mean gate {means}")
-        axes.set(xlim=(0, 1), ylim=(0, None))
-        axes.set_xlabel("gate (1: the memory alone)")
+        style.finish(
+            axes,
+            layer.replace("_", " "),
+            f"mean gate {means}",
+            xlim=(0, 1),
+            ylim=(0, None),
+            xlabel="gate (1: the memory alone)",
+        )
     panels[0].set_ylabel("share of the tokens")
     if len(sources) > 1:
         panels[-1].legend(frameon=False, fontsize=9)
-    return [save_figure(figure, directory / "gates.png")]
+    return [style.save_figure(figure, directory / "gates.png")]
 
 
 def _unused(results: Record) -> str:

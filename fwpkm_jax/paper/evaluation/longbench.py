@@ -3,8 +3,6 @@
 References: Zhao and Jones 2026, arXiv:2601.00671, section 4.4, Figure 5.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,6 @@ from fwpkm_jax.data.longbench import MAX_TOKENS, TASKS, read_samples, task_files
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Passes, Subject, passes_of
 from fwpkm_jax.evaluation.intervals import clustered_mean
-from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import as_stored
 from fwpkm_jax.evaluation.readers.finite import require_finite
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
@@ -28,7 +25,7 @@ from fwpkm_jax.evaluation.reconfigure import with_yarn
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.models.config import mixer_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.paper.evaluation import longbench_views as views
@@ -63,7 +60,7 @@ class LongBenchConfig:
         check_literals(self)
         if not self.tasks or set(self.tasks) - set(TASKS) or len(set(self.tasks)) < len(self.tasks):
             raise ValueError(f"tasks={self.tasks} must be distinct names among {', '.join(TASKS)}.")
-        check_least(self, 1, "max_samples", "max_tokens", "piece_length")
+        check_least(self, max_samples=1, max_tokens=1, piece_length=1)
 
 
 class QuestionTokens(NamedTuple):

@@ -1,23 +1,13 @@
 """The table, the plot and the finding of a LongBench result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.evaluation.display.plot_style import (
-    BLUE,
-    ORANGE,
-    TEXT,
-    add_legend,
-    new_figure,
-    save_figure,
-    set_title,
-)
+from fwpkm_jax.evaluation.display import plot_style as style
 from fwpkm_jax.evaluation.display.tables import Record, format_table, signed
 
-_PASSES = {"writing": ("writing", BLUE), "frozen": ("frozen memory", ORANGE)}
+_PASSES = {"writing": ("writing", style.BLUE), "frozen": ("frozen memory", style.ORANGE)}
 
 
 def table(record: Record) -> str:
@@ -56,7 +46,7 @@ def plot(record: Record, directory: Path) -> list[Path]:
     results = record["results"]
     passes = [name for name in _PASSES if name in results]
     tasks = list(results["tasks"])
-    figure, axes = new_figure(max(4.6, 1.6 + 1.35 * len(tasks)), 4.2)
+    figure, axes = style.new_figure(max(4.6, 1.6 + 1.35 * len(tasks)), 4.2)
     width = 0.8 / len(passes)
     for order, name in enumerate(passes):
         label, color = _PASSES[name]
@@ -64,14 +54,15 @@ def plot(record: Record, directory: Path) -> list[Path]:
         values = [results[name][task]["perplexity"] for task in tasks]
         axes.bar(at, values, width * 0.92, color=color, label=label)
         for x, value in zip(at, values, strict=True):
-            axes.text(x, value, f"{value:.3g}", ha="center", va="bottom", fontsize=8, color=TEXT)
+            axes.text(
+                x, value, f"{value:.3g}", ha="center", va="bottom", fontsize=8, color=style.TEXT
+            )
     counts = [results["tasks"][task]["samples"] for task in tasks]
     labels = [
         f"{task}\n{count} sample{'' if count == 1 else 's'}"
         for task, count in zip(tasks, counts, strict=True)
     ]
     axes.set_xticks(range(len(tasks)), labels)
-    axes.set_ylabel("perplexity of the answers")
-    add_legend(axes, handlelength=0.9)
-    set_title(axes, "LongBench", "lower is better")
-    return [save_figure(figure, directory / "longbench.png")]
+    style.add_legend(axes, handlelength=0.9)
+    style.finish(axes, "LongBench", "lower is better", ylabel="perplexity of the answers")
+    return [style.save_figure(figure, directory / "longbench.png")]

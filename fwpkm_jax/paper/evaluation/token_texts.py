@@ -1,12 +1,11 @@
 """The text that each token of a sequence adds, for showing tokens to people."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 
 from fwpkm_jax.data import Tokenizer
+from fwpkm_jax.evaluation.readers.prompts import num_shared
 
 END = "\u2039end\u203a"
 _CONTEXT = 8  # Earlier tokens that are decoded with a token, for its spaces and split characters.
@@ -28,11 +27,5 @@ def token_texts(tokenizer: Tokenizer, token_ids: Sequence[int] | np.ndarray) -> 
         first = max(0, index - _CONTEXT)
         before = tokenizer.decode(ids[first:index]).rstrip(_BROKEN)
         after = tokenizer.decode(ids[first : index + 1]).rstrip(_BROKEN)
-        texts.append(after[_num_shared(before, after) :])
+        texts.append(after[num_shared(before, after) :])
     return texts
-
-
-def _num_shared(first: str, second: str) -> int:
-    """Number of leading characters that both texts share."""
-    pairs = zip(first, second, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

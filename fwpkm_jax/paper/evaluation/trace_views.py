@@ -1,7 +1,5 @@
 """The table and the page of a slot trace."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Converts checkpoints of the authors' release to weights of this package, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,7 @@ from fwpkm_jax.interchange.weights import (
 from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.paper.release.layouts import read_checkpoint
-from fwpkm_jax.paper.release.names import (
-    Names,
-    release_names,
-    shape_there,
-    to_ours,
-    to_theirs,
-)
+from fwpkm_jax.paper.release.names import Names, release_names, shape_there, to_ours, to_theirs
 
 
 def from_release(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:

@@ -1,7 +1,5 @@
 """Fetches a checkpoint of the authors' release from the Hugging Face Hub."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 from collections.abc import Iterator, Sequence

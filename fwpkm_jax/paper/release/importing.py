@@ -1,15 +1,19 @@
 """Starts a run from a checkpoint of the authors' release, here or on the hub."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fwpkm_jax.config import Experiment, load_config
-from fwpkm_jax.interchange.hf.hub import is_hub_name
-from fwpkm_jax.interchange.hf.imported import HUB, SMALL_FILES, copy_small_files, first_data
+from fwpkm_jax.interchange.hf.imported import (
+    HUB,
+    SMALL_FILES,
+    copy_small_files,
+    fetched,
+    first_data,
+)
 from fwpkm_jax.interchange.imported_run import check_empty, start_run
 from fwpkm_jax.io.atomic import check_local, write_json
 from fwpkm_jax.io.untrusted import read_json, reading
@@ -57,18 +61,9 @@ def import_release(
     """
     run = Path(run_dir)
     check_empty(run)
-    fetched = None
-    if is_hub_name(source):
-        fetched = fetch_release(str(source), revision=revision, others=SMALL_FILES)
-        say(f"Fetched {fetched.name} at {fetched.revision}.")
-        source = fetched.folder
-    elif revision is not None:
-        raise ValueError(
-            f"revision={revision!r} is of a model on the hub, and {source} is a path here; leave "
-            "it out, or name the model as owner/name."
-        )
+    fetch = partial(fetch_release, others=SMALL_FILES)
+    source, name_of = fetched(source, fetch, revision=revision, say=say)
     check_local(source)
-    source = Path(source)
     folder = _folder(source)
     if config is not None:
         experiment = replace(load_config(config), run_dir=address_of(run))
@@ -91,9 +86,8 @@ def import_release(
         copy_small_files(folder, new / KEPT)
         if (folder / _CONFIG).is_file():
             shutil.copyfile(folder / _CONFIG, new / KEPT / _CONFIG)
-        if fetched is not None:
-            hub = {"name": fetched.name, "revision": fetched.revision}
-            write_json(new / KEPT / HUB, hub)
+        if name_of:
+            write_json(new / KEPT / HUB, name_of)
 
     return start_run(experiment, weights, add=keep)
 

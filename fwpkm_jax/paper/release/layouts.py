@@ -10,8 +10,6 @@
 Where several are there, the first of these is read, as the transformers library does.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import numpy as np
 
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
 from fwpkm_jax.io.safetensors import SafetensorsFile
-from fwpkm_jax.io.untrusted import OutsideFileError, shown
+from fwpkm_jax.io.untrusted import OutsideFileError, open_file, shown
 from fwpkm_jax.paper.release.torch_file import read_torch_file
 
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -103,7 +101,7 @@ def named_step(folder: Path) -> str | None:
     latest = folder / LATEST
     if not latest.is_file():
         return None
-    with latest.open("rb") as file:
+    with open_file(latest) as file:
         name = file.read(_MOST_NAME + 1).decode("utf-8", "replace").strip()
     plain = name and name.isprintable() and len(name.encode()) <= _MOST_NAME
     if not plain or Path(name).name != name or name == "..":

@@ -4,8 +4,6 @@ The names are those in published checkpoints. Fused projections group their valu
 the arrays of this package use the same grouping.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple
 
@@ -85,10 +83,7 @@ PKM: Names = {
     **_linear("gate_proj", "swilu_projection", bias=True),
     **_linear("out_proj", "value_proj", bias=True),
 }
-FWPKM_MEMORY: Names = {
-    "keys": ReleaseTensor("keys", "rows"),
-    "values": ReleaseTensor("values"),
-}
+FWPKM_MEMORY: Names = {"keys": ReleaseTensor("keys", "rows"), "values": ReleaseTensor("values")}
 FWMLP_MEMORY: Names = {}
 for _part in ("up", "gate", "down"):
     FWMLP_MEMORY[f"{_part}_kernel"] = ReleaseTensor(f"w_{_part}", "transposed")

@@ -1,7 +1,5 @@
 """The configuration of a model of the authors' release from its `config.json`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The tensors of a file that `torch.save` wrote, which torch reads, where it is installed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -182,6 +182,7 @@ class AbstractMatrixRule(abc.ABC):
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values as the memory takes them, in at least float32."""
         feature_map = FEATURE_MAPS[self.feature_map]
+        # As in softmax attention, so that reads do not grow with the width of the keys.
         scale = query.shape[-1] ** -0.5
         return (
             feature_map(query) * scale,
@@ -241,6 +242,7 @@ class AbstractMatrixRule(abc.ABC):
             state = jax.tree.map(lambda new, old: jnp.where(start, new, old), empty, state)
             return self.write(state, of_token)
 
+        # Heads are memories of their own, which start anew together.
         at_heads = jnp.broadcast_to(starts[:, :, None], tokens.query.shape[:3])
         return scan_tokens(
             write, lambda state, token: self.read(state, token[0]), (tokens, at_heads), state
@@ -288,6 +290,8 @@ class AbstractMatrixRule(abc.ABC):
           What this device's tokens read, and on every device the memory after the last part.
         """
         tokens, start = self._prepare(tokens, initial_state)
+        # Two passes over the tokens: what they do to any memory, and what they read once the memory
+        # before them is known.
         part = self.part(tokens, starts)
         if part is not None:
             start = before_part(part, start, axis=axis)
@@ -323,6 +327,8 @@ class AbstractMatrixRule(abc.ABC):
             start, value = beside_identity(tokens.value, width)
             end = self.run(tokens._replace(value=value), start, starts).final_state
             return Mixing(end[..., :width], end[..., width:])
+        # A memory that only fades is the share that is kept of it, plus what the same tokens make
+        # of an empty one.
         empty = self.init(batch, heads, width, values, dtype=dtype)
         end = self.run(tokens, empty, starts).final_state
         if form == "fades":
@@ -349,6 +355,7 @@ class AbstractMatrixRule(abc.ABC):
             value=(tokens.value, "float batch writes heads value"),
         )
         batch, length, heads, width = tokens.query.shape
+        # Rank 0 stands for None: a gate that the rule does not take would have no effect.
         ranks = {"log_decay": {"none": 0, "head": 3, "key": 4}[self.decay]}
         ranks["strength"] = {False: 0, True: 3, "key": 4, "value": 4}[self.strength]
         for name, rank in ranks.items():
@@ -371,6 +378,7 @@ class AbstractMatrixRule(abc.ABC):
         )
         if state is None:
             state = init()
+        # Otherwise the state of another rule or batch could be broadcast without a word.
         check_tree("initial_state", state, jax.eval_shape(init))
         return jax.tree.map(lambda x: x.astype(dtype), (tokens, state))
 

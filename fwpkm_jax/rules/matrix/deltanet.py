@@ -75,4 +75,5 @@ def error_loss(key: Array, value: Array, strength: Array) -> LocalLoss:
 
 def sigmoid_strength(inputs: GateInputs, negative_eigenvalues: bool) -> Array:
     """β between 0 and 1, or 2."""
+    # Above 1 a step overshoots: the eigenvalue along the key, 1 - β, is then negative.
     return jax.nn.sigmoid(given(inputs.strength)) * (2 if negative_eigenvalues else 1)

@@ -90,4 +90,5 @@ class Falcon(AbstractMatrixRule):
     def _step(self, tokens: Tokens) -> Array:
         """η."""
         size = jnp.sum(jnp.square(tokens.key), axis=-1)
+        # At most 1 / (2 λ): the ridge then leaves at least half of every direction.
         return jnp.minimum(given(tokens.strength) / (size + self.ridge), 0.5 / self.ridge)

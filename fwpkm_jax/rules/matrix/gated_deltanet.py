@@ -75,6 +75,7 @@ class GatedDeltaNet(AbstractMatrixRule):
         return (gated_error_loss(token, token.key, token.value, given(token.strength)),)
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
+        # By the kernels where they run; `features` has scaled the queries already.
         out = chunk_gated_delta_rule(
             tokens.query,
             tokens.key,

@@ -73,6 +73,8 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
         return (LocalLoss(loss),)
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
+        # A value channel with a strength of its own is a memory of values of width 1, so channels
+        # take the place of heads.
         batch, length, heads, channels = tokens.value.shape
 
         def of_channels(x: Array) -> Array:

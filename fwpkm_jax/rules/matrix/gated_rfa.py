@@ -60,6 +60,7 @@ class GatedRFA(AbstractMatrixRule):
             )
 
     def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike) -> State:
+        # The last column sums the keys, by which reads are divided.
         return jnp.zeros((batch, heads, key, value + 1), dtype)
 
     def write(self, state: State, token: Tokens) -> State:

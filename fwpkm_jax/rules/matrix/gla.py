@@ -63,4 +63,5 @@ class GLA(AbstractMatrixRule):
         return (LocalLoss(loss),)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        # Divided, so that a projection of 0 still keeps most of the memory.
         return jax.nn.log_sigmoid(given(inputs.decay)) / _TEMPERATURE, None

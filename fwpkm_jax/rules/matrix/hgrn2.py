@@ -56,6 +56,7 @@ class HGRN2(AbstractMatrixRule):
             )
 
     def write(self, state: State, token: Tokens) -> State:
+        # One gate for both: a key channel writes the share k of the value, and keeps 1 - k.
         return state + token.key[:, None] * (token.value[None] - state)
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:

@@ -73,6 +73,7 @@ class Mamba2(AbstractMatrixRule):
         return super().chunked(tokens._replace(value=written), state, starts)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        # One projection, the step size, says how much is kept and how much is written.
         step = given(inputs.strength)
         log_decay = softplus_decay(given(inputs.log_rate)[None, None], step)
         return log_decay, jax.nn.softplus(step)

@@ -77,6 +77,7 @@ class Mesa(AbstractMatrixRule):
         return (cls(cg_steps=2),)
 
     def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike) -> State:
+        # G, keys to values, and H, keys to keys, side by side: one recurrence moves both.
         return jnp.zeros((batch, heads, key, value + key), dtype)
 
     def write(self, state: State, token: Tokens) -> State:
@@ -134,6 +135,7 @@ class Mesa(AbstractMatrixRule):
         def step(carry, _):
             x, residual, direction, size = carry
             image = product(direction) + self.ridge * direction
+            # A solved system takes steps of 0; other tokens of the batch go on.
             going = size > negligible
             length = jnp.where(going, size / jnp.where(going, _dot(direction, image), 1), 0)
             x = x + length * direction

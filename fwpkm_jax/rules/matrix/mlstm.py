@@ -48,6 +48,7 @@ class MLSTMTransition(NamedTuple):
     end: MLSTMState
 
     def then(self, later: "MLSTMTransition") -> "MLSTMTransition":
+        # Logarithms, because the product of the shares underflows over a long part.
         return MLSTMTransition(self.log_kept + later.log_kept, later.after(self.end))
 
     def after(self, state: MLSTMState) -> MLSTMState:
@@ -91,6 +92,7 @@ class MLSTM(AbstractMatrixRule):
     convolution: bool = True
 
     def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike) -> MLSTMState:
+        # The last column is n, the sum of the keys.
         matrix = jnp.zeros((batch, heads, key, value + 1), dtype)
         return MLSTMState(matrix, jnp.zeros((batch, heads), dtype))
 
@@ -113,6 +115,7 @@ class MLSTM(AbstractMatrixRule):
 
     def chunked(self, tokens: Tokens, state: MLSTMState, starts: Starts = None) -> RecurrenceOutput:
         log_f, log_i = given(tokens.log_decay), given(tokens.strength)
+        # All scales come first; relative to them the recurrence is a plain decay.
         scales = _running_scale(log_f, log_i, state.log_scale, starts)
         before, after = scales[:, :-1], scales[:, 1:]
         if starts is not None:

@@ -27,6 +27,7 @@ from fwpkm_jax.training.checkpoints.restore import (
     Restored,
     array_items,
     brief,
+    check_files,
     checkpoint_steps,
     nested,
     read_checkpoint,
@@ -107,6 +108,8 @@ class Checkpoints:
         self._config, self._buffer_bytes = config, buffer_bytes
         self.reference: Reference | None = None
         """Frozen slow weights that stay in another checkpoint; None: checkpoints hold all."""
+        for step in checkpoint_steps(self.directory):
+            check_files(self.directory / str(step))
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
@@ -123,7 +126,6 @@ class Checkpoints:
         )
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policy,
-            save_decision_policy=_EveryRequest(),
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         )
@@ -210,6 +212,7 @@ class Checkpoints:
                     config=ocp.args.JsonSave(dict(config)),
                 ),
                 metrics={"loss": metrics["loss"]} if metrics else None,
+                force=True,  # The training loop decides when to save.
             )
 
     def _array_arguments(self, tree: Any) -> ocp.args.StandardSave:
@@ -229,14 +232,14 @@ class Checkpoints:
     def describe(self, abstract: TrainState) -> str:
         """A sentence on the disk space that a checkpoint of this state takes."""
         abstract = abstract._replace(params=self._own_params(abstract.params))
-        sizes = {name: _bytes(tree) for name, tree in array_items(abstract).items()}
+        sizes = item_bytes(abstract)
         if self._config.memories == "none":
             sizes.pop("memory", None)
         elif self._config.memories == "first" and "memory" in sizes:
             sizes["memory"] //= jax.tree.leaves(abstract.memory)[0].shape[0]
-        parts = ", ".join(f"{name} {_readable(size)}" for name, size in sizes.items())
+        parts = ", ".join(f"{name} {readable(size)}" for name, size in sizes.items())
         return (
-            f"A checkpoint takes {_readable(sum(sizes.values()))} ({parts}); up to "
+            f"A checkpoint takes {readable(sum(sizes.values()))} ({parts}); up to "
             f"{self._config.keep + 1} are kept in {self.directory}."
         )
 
@@ -297,20 +300,17 @@ class Checkpoints:
         self._manager = self._open()
 
 
-class _EveryRequest(checkpoint_managers.SaveDecisionPolicy):
-    """Saves at every call: the training loop decides when to save."""
-
-    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
-        del step, previous_steps, context
-        return True
-
-
-def _bytes(tree: Any) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+def item_bytes(abstract: TrainState) -> dict[str, int]:
+    """Bytes of slow weights, optimiser's state and memories, from arrays or their shapes."""
+    return {
+        name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+        for name, tree in array_items(abstract).items()
+    }
 
 
-def _readable(size: int) -> str:
-    for scale, unit in ((1e9, "GB"), (1e6, "MB")):
+def readable(size: int) -> str:
+    """A number of bytes with three digits, such as 1.1 TB."""
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"
     return f"{size / 1e3:.3g} kB"

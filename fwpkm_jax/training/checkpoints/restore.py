@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from fwpkm_jax.io.untrusted import OutsideFileError, size_of
 from fwpkm_jax.literals import some
 from fwpkm_jax.storage.addresses import scheme_of
 from fwpkm_jax.training.checkpoints.checksum import checksums
@@ -29,6 +31,9 @@ from fwpkm_jax.training.state import TrainState, named_leaves
 
 logger = logging.getLogger(__name__)
 
+_ARRAYS = "d"  # Folders with the arrays' bytes.
+_MOST_BYTES = 2**26  # Of each other file.
+_COPY = "put back a copy of the checkpoint"
 
 Item = Literal["params", "optimizer", "memory"]
 """Arrays of a checkpoint: slow weights, the optimiser's state, memories by layer."""
@@ -342,8 +347,23 @@ def _regrouped(memory: Any, abstract: Any, layout: Any, merge: Regroup) -> Any:
     return jax.jit(lambda memory: regroup(memory, groups, merge), out_shardings=layout)(memory)
 
 
+def check_files(checkpoint: Path) -> None:
+    """Looks at a checkpoint's files before a library reads them, which would wait for a pipe.
+
+    Raises:
+      OutsideFileError: one is no plain file, or too long for one that holds no arrays.
+    """
+    for folder, _, names in os.walk(checkpoint):
+        for file in (Path(folder, name) for name in names):
+            size = size_of(file, otherwise=_COPY)
+            if file.parent.name != _ARRAYS and size > _MOST_BYTES:
+                problem = f"has {size:,} bytes, and at most {_MOST_BYTES:,} are expected"
+                raise OutsideFileError(file, problem, otherwise=_COPY)
+
+
 def _read_json(path: Any) -> dict[str, Any]:
     """The checkpoint's item `position`: the values that are not arrays."""
+    check_files(path)
     handler = ocp.JsonCheckpointHandler()
     try:
         return dict(handler.restore(path / "position", args=ocp.args.JsonRestore()))

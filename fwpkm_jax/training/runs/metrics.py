@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fwpkm_jax.io.atomic import open_own, own_folder, replacing, write_text
+from fwpkm_jax.io.untrusted import OutsideFileError, bounded_lines, parse_json, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -28,21 +29,20 @@ def truncate_metrics(path: Path, *, step: int) -> None:
     except FileNotFoundError:
         return
     with os.fdopen(number, "rb") as old, replacing(path) as new:
-        for number, line in enumerate(old, start=1):
-            record_step = _record_step(line)
+        for number, line in enumerate(bounded_lines(old, path), start=1):
+            record_step = _record_step(line, path)
             if record_step is None:
                 logger.warning("Leaving out line %d of %s, which is no record.", number, path)
             elif record_step <= step:
                 new.write(line.rstrip(b"\n") + b"\n")
 
 
-def _record_step(line: bytes) -> int | None:
+def _record_step(line: bytes, path: Path) -> int | None:
     """The step of a line of `metrics.jsonl`; None if the line is not a valid record."""
     try:
-        record = json.loads(line)
-    except ValueError:
+        step = parse_json(line, path, kind=dict).get("step")
+    except OutsideFileError:
         return None
-    step = record.get("step") if isinstance(record, dict) else None
     return step if isinstance(step, int) else None
 
 
@@ -141,7 +141,7 @@ class WeightsAndBiases:
                 name=directory.name,
                 dir=str(directory),
                 config=dict(config),
-                id=identity.read_text(),
+                id=read_text(identity, most=1000).strip(),
                 resume="allow",
             )
         except Exception as error:  # wandb has many error classes of its own.

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from fwpkm_jax.io.terminal import sent_again
 from fwpkm_jax.training.runs.processes import Greatest
 
 
@@ -66,16 +65,11 @@ class StopSignals:
             return
         self._nothing_to_save = True
         try:
-            with sent_again(Stopped, self._handle_again):
-                if self._caught is not None:
-                    raise Stopped(self._caught)
-                yield
+            if self._caught is not None:
+                raise Stopped(self._caught)
+            yield
         finally:
             self._nothing_to_save = False
-
-    def _handle_again(self, dropped: Stopped) -> signal.Signals:
-        self._previous[dropped.signal] = signal.signal(dropped.signal, self._catch)
-        return dropped.signal
 
     def poll(self) -> signal.Signals | None:
         """A signal that any process got, or None; one call late, so that no process waits."""

@@ -13,9 +13,9 @@ from functools import partial
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import TextData, sample
-from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig
+from fwpkm_jax.training.training_config import TrainingConfig
 from lab.study.real_size.models import MEMORIES, real_size_model
 
 BATCH_SIZE = 8

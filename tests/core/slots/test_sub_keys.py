@@ -41,20 +41,15 @@ def loops(coefficients, ids, vectors, keys):
 def test_rows_and_products_are_the_loops():
     c, ids, vectors, keys = sample()
     expected = loops(*map(np.asarray, (c, ids, vectors, keys)))
-    by_rows = (
-        sub_keys._totals_by_rows(c, ids, SUBKEYS),
-        sub_keys._add_by_rows(c, ids, vectors, SUBKEYS),
-        sub_keys._sum_by_rows(c, ids, keys),
-        sub_keys._dot_by_rows(vectors, ids, keys),
-    )
-    by_products = (
-        sub_keys._totals_by_products(c, ids, SUBKEYS),
-        sub_keys._add_by_products(c, ids, vectors, SUBKEYS),
-        sub_keys._sum_by_products(c, ids, keys),
-        sub_keys._dot_by_products(vectors, ids, keys),
-    )
-    chex.assert_trees_all_close(by_rows, expected, rtol=1e-12)
-    chex.assert_trees_all_close(by_products, expected, rtol=1e-12)
+    for device in ("cpu", "tpu"):
+        with compiled_for(device):
+            found = (
+                sub_keys.sub_key_totals(c, ids, SUBKEYS),
+                sub_keys.add_to_sub_keys(c, ids, vectors, SUBKEYS),
+                sub_keys.sum_of_sub_keys(c, ids, keys),
+                sub_keys.dots_of_sub_keys(vectors, ids, keys),
+            )
+        chex.assert_trees_all_close(found, expected, rtol=1e-12)
 
 
 @pytest.mark.thorough
@@ -73,8 +68,9 @@ def test_first_and_second_derivatives_are_the_automatic_ones():
         return jax.jit(jax.value_and_grad(squared, argnums=(0, 1, 2)))(c, vectors, keys)
 
     ours = slope(sub_keys.add_to_sub_keys, sub_keys.sum_of_sub_keys)
-    plain = (sub_keys._add_by_products, sub_keys._sum_by_products)
-    automatic = slope(*plain)
+    # Without their rules of derivatives, the functions themselves.
+    with compiled_for("tpu"):
+        automatic = slope(sub_keys.add_to_sub_keys.fun, sub_keys.sum_of_sub_keys.fun)
     chex.assert_trees_all_close(ours, automatic, rtol=1e-10, atol=1e-10)
 
 

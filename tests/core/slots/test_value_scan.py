@@ -165,7 +165,7 @@ def test_sums_over_sorted_runs_equal_additions_in_turn(slots):
     groups = group_slots(ids[0], num_slots=slots)
     arguments = values, groups, rows.steps[0], rows.targets[0]
     chex.assert_trees_all_close(
-        row_functions._add_by_runs(*arguments), row_functions._add_in_turn(*arguments), rtol=1e-12
+        row_functions._add_by_runs(*arguments), row_functions.add_rows(*arguments), rtol=1e-12
     )
 
 

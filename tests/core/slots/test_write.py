@@ -11,10 +11,9 @@ import pytest
 
 import fwpkm_jax
 import pallas_kernels
-from fwpkm_jax.core.slots.values.exchange import RowOps
 from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
 from pallas_kernels.dispatch import interpret_kernels
-from pallas_kernels.row_ops import row_ops
+from pallas_kernels.row_ops import VALUE_SCAN
 
 LIBRARY = Path(fwpkm_jax.__file__).parent
 KERNELS = Path(pallas_kernels.__file__).parent
@@ -76,9 +75,10 @@ def test_kernels_refuse_a_write_with_any_option(kernel):
     fields = {field.name for field in dataclasses.fields(ValueWrite)} - {"step_size"}
     assert fields == set(options)
     with interpret_kernels(kernel):
-        row_ops(table, write=ValueWrite(step_size=3.0), backend="pallas")
+        assert VALUE_SCAN.choose("pallas", table, ValueWrite(step_size=3.0)) == kernel
         for name, value in options.items():
             with pytest.raises(NotImplementedError, match=f"a write with {name}={value}"):
-                row_ops(table, write=ValueWrite(step_size=3.0, **{name: value}), backend="pallas")
+                VALUE_SCAN.choose("pallas", table, ValueWrite(step_size=3.0, **{name: value}))
             # Chosen automatically, they leave such a write to plain XLA.
-            assert row_ops(table, write=ValueWrite(step_size=3.0, **{name: value})) == RowOps()
+            write = ValueWrite(step_size=3.0, **{name: value})
+            assert VALUE_SCAN.choose("auto", table, write) == "reference"

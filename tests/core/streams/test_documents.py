@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.streams.documents import in_documents
+from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 
 CHUNK, LENGTH, START = 3, 14, 0.5
 pytestmark = pytest.mark.usefixtures("float64")
@@ -51,10 +51,8 @@ def run(tokens, starts, count, cotangent, alone=False, narrow=None, lead=0):
             tokens[:, None],
             count=count,
             starts=starts,
-            chunk=CHUNK,
+            unit=UnitSize(CHUNK, lead=lead, narrow=narrow),
             alone=read,
-            narrow=narrow,
-            lead=lead,
         )
         return jnp.sum(out[:, 0] * cotangent), (state[0], out[:, 0])
 

@@ -1,6 +1,7 @@
 """The stream's queue against a token-by-token account of its rule, with a plain matrix memory."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fwpkm_jax.core.chunks import Chunk
 from fwpkm_jax.core.slots.options.blocks import write_whole
 from fwpkm_jax.core.streams.flush import flush
 from fwpkm_jax.core.streams.pending import Pending, Signals, init_pending
 from fwpkm_jax.core.streams.queue import clear
 from fwpkm_jax.core.streams.streaming import push
+from fwpkm_jax.core.targets import shift_left
 
 pytestmark = pytest.mark.usefixtures("float64")
 BATCH, KEY, VALUE, CAPACITY = 2, 3, 2, 7
@@ -67,6 +70,18 @@ class ByHand:
         self.waiting = self.waiting[size:]
 
 
+def rule_of(lookahead):
+    """As much of a rule as a stream uses."""
+    return types.SimpleNamespace(
+        read=read,
+        write=write,
+        write_blocks=functools.partial(write_whole, write),
+        targets=lambda value: shift_left(value, lookahead),
+        chunk=lambda query, target, weights: Chunk(query, target, *weights),
+        lookahead=lookahead,
+    )
+
+
 def sample(length, seed=0):
     rng = np.random.default_rng(seed)
     return Signals(
@@ -89,11 +104,11 @@ def start(lookahead, capacity=CAPACITY):
 
 
 @functools.partial(jax.jit, static_argnames=("chunk_size", "lookahead"))
-def jitted_push(memory, pending, signals, *, num_real=None, **options):
+def jitted_push(memory, pending, signals, *, lookahead, num_real=None, **options):
     """Of one group, whose axis is added and taken off."""
     args = jax.tree.map(lambda x: x[None], (memory, pending, signals))
     num_real = None if num_real is None else num_real[None]
-    out = push(read, write, *args, num_real=num_real, **options)
+    out = push(rule_of(lookahead), *args, num_real=num_real, **options)
     return jax.tree.map(lambda x: x[0], tuple(out))
 
 
@@ -101,7 +116,7 @@ def jitted_push(memory, pending, signals, *, num_real=None, **options):
 def jitted_flush(memory, pending, *, lookahead):
     args = jax.tree.map(lambda x: x[None], (memory, pending))
     # Blocks of 2 tokens, so that a flush takes several and the last one overlaps the one before.
-    out = flush(functools.partial(write_whole, write), *args, lookahead=lookahead, block=2)
+    out = flush(rule_of(lookahead), *args, block=2)
     return jax.tree.map(lambda x: x[0], out)
 
 

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import tokenizers
 
 from fwpkm_jax.data.prepare import prepare
 from fwpkm_jax.io.status_line import StatusLine
@@ -43,7 +44,7 @@ def goes_on():
 
     def check(part):
         from fwpkm_jax.data import load_tokenizer
-        from fwpkm_jax.data.documents import START
+        from fwpkm_jax.data.json_lines import START
 
         tokenizer = load_tokenizer("bytes")
         pieces = list(part.read(tokenizer, START))
@@ -64,6 +65,11 @@ def vocabulary(tmp_path_factory):
         f"Ġ{a}{b}{c}" for a in symbols[:94] for b in letters for c in letters
     )  # Space and three.
     pieces = [*symbols, *(next(merged) for _ in range(50_000)), "<|endoftext|>"]
-    path = tmp_path_factory.mktemp("gpt2") / "encoder.json"
-    path.write_text(json.dumps({piece: token_id for token_id, piece in enumerate(pieces)}))
-    return path
+    path = tmp_path_factory.mktemp("gpt2") / "tokenizer.json"
+    model = tokenizers.models.BPE({piece: number for number, piece in enumerate(pieces)}, [])
+    made = tokenizers.Tokenizer(model)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens([tokenizers.AddedToken(pieces[-1], special=True, normalized=False)])
+    made.save(str(path))
+    path.with_name("config.json").write_text(json.dumps({"eos_token_id": len(pieces) - 1}))
+    return str(path)

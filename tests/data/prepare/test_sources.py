@@ -5,7 +5,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from fwpkm_jax.data.documents import Place
+from fwpkm_jax.data.json_lines import Place
 from fwpkm_jax.data.prepare import Source, Span, select, text_files
 from fwpkm_jax.data.streams.formats import Piece
 from tests.data.plain_writer import write_token_file
@@ -36,6 +36,14 @@ def test_a_selection_is_a_slice_of_the_parts_laid_end_to_end(start, stop, texts_
         return
     source = Source(name="numbers", spans=select(PARTS, start=start, stop=stop))
     assert texts_of(source) == ALL[start:stop]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-3, -1), (-7, -5), (-2, None), (-4, 0)])
+def test_a_selection_counts_from_the_end(start, stop, texts_of):
+    source = Source(name="numbers", spans=select(PARTS, start=start, stop=stop))
+    assert texts_of(source) == ALL[start : stop or None]
+    with pytest.raises(ValueError, match="hold 7 records, and 8 are to be the last"):
+        select(PARTS, start=-8)
 
 
 def test_parts_are_counted_only_for_limits():

@@ -345,7 +345,7 @@ def test_what_is_missing_is_said(model, memory, monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"tasks=\(\): name tasks, as in --lm_eval.tasks"):
         evaluate(subject, HarnessConfig())
     for options, message in (
-        ({"max_length": 1}, "max_length=1 must be at least 2"),
+        ({"max_length": 1}, "max_length=1 is too small; use 2"),
         ({"readings": 2}, "readings=2 and attention='document' need to know where the document"),
         ({"attention": "question"}, "name the words that begin the question"),
         ({"question_from": ""}, "question_from='' begins no question"),

@@ -190,7 +190,7 @@ def test_an_answer_ends_at_a_stop_token_or_when_it_needs_no_more(model, memory):
 def test_what_cannot_be_read_is_refused(model, memory):
     with pytest.raises(ValueError, match=r"memory_reset='never'.* set batch_size to 1"):
         reader_of(model, memory, memory_reset="never")
-    with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
+    with pytest.raises(ValueError, match="batch_size=0 is too small; use 1"):
         reader_of(model, memory, batch_size=0)
     with pytest.raises(ValueError, match="Text 0 has an empty context"):
         reader_of(model, memory).log_likelihoods([Text([Part(tokens(0), tokens(2))])])

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import hashlib
 import json
 import random
+import shutil
+import threading
+import zipfile
 from collections.abc import Callable, Mapping
 from functools import cache
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from fwpkm_jax.io.untrusted import OutsideFileError
+from tests import loopback
 from tests.faults.fuzz import damage
 
 Damage = Callable[[bytes, random.Random], bytes]
@@ -26,11 +34,13 @@ class Reader:
       good: makes its files in a folder.
       files: those that are damaged, one or several a time, and how.
       read: reads them as a command would.
+      needs: a package that [dev] leaves out.
     """
 
     good: Callable[[Path], None]
     files: Mapping[str, Damage]
     read: Callable[[Path], Any]
+    needs: str = ""
 
 
 def _hf(folder: Path) -> None:
@@ -256,7 +266,9 @@ def _memories(folder: Path) -> None:
 
 
 def _of_memory(content: bytes, rng: random.Random) -> bytes:
-    """A saved memory with other bytes, another header, or other facts under a right checksum."""
+    """A saved memory with other bytes, another header, or other facts or numbers under a right
+    checksum.
+    """
     if rng.random() < 0.5:
         return damage.of_safetensors(content, rng)
     from safetensors.numpy import load, save
@@ -270,6 +282,12 @@ def _of_memory(content: bytes, rng: random.Random) -> bytes:
     except UnicodeDecodeError:
         return content
     arrays = load(content)
+    if rng.random() < 0.3:
+        name = rng.choice(sorted(arrays))
+        x = arrays[name]
+        numbers = (0, 1, -1, 2**31 - 1, -(2**31)) if x.dtype.kind == "i" else (0.0, np.nan, np.inf)
+        arrays[name] = np.full_like(x, rng.choice(numbers)) if x.dtype.kind in "if" else x[:0]
+        changed = facts
     total = checksum(arrays, changed)
     return save(arrays, {"format": FORMAT, "checksum": total, "facts": changed})
 
@@ -283,7 +301,265 @@ def _read_memories(folder: Path) -> None:
     jax.block_until_ready(state)
 
 
+def bundle(folder: Path) -> None:
+    """An audit's bundle of 72 answers."""
+    from fwpkm_jax.audit.bundle import write_bundle
+    from fwpkm_jax.audit.origin import Answer, origin_lines
+
+    answers = [
+        Answer(
+            run="a", document=n // 4, question=n % 4, condition=condition, depth=0.1 * (n % 9),
+            distance=100 + n, reach=32, written=True, expected="1", answer="1" if n % 3 else "2",
+            exact=bool(n % 3), forced=0.5, first=True, nats=0.3, chance=0.1, first_chance=0.1,
+        )
+        for n in range(24)
+        for condition in ("written", "frozen", "reset")
+    ]  # fmt: skip
+    write_bundle(folder, origin_lines(answers), answers, title="t", provenance={"a": 1})
+
+
+def _read_bundle(folder: Path) -> None:
+    """With the right hashes, which anybody can compute."""
+    from fwpkm_jax.audit.bundle import is_bundle, recomputed
+    from fwpkm_jax.evaluation.sources import sha256
+
+    manifest = folder / "manifest.json"
+    try:
+        values = json.loads(manifest.read_bytes())
+        values["files"] = {name: sha256(folder / name) for name in values["files"]}
+        manifest.write_text(json.dumps(values))
+    except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError):
+        pass  # The manifest itself is damaged.
+    is_bundle(folder)
+    recomputed(folder)
+
+
+def _lines(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    texts = [json.dumps({"text": f"text {n}", "other": [n, {"a": None}]}) for n in range(40)]
+    (folder / "a.jsonl").write_text("\n".join(texts))
+
+
+def _read_lines(folder: Path) -> None:
+    try:
+        _read_columns(folder)
+    except ValueError as error:  # A record without its text is no damage.
+        raise error if isinstance(error, OutsideFileError) else _named(folder, error) from error
+
+
+def _of_gzip(content: bytes, rng: random.Random) -> bytes:
+    if rng.random() < 0.5:
+        return damage.of_bytes(content, rng)
+    return gzip.compress(damage.of_lines(gzip.decompress(content), rng))
+
+
+def _gzip(folder: Path) -> None:
+    _lines(folder)
+    path = folder / "a.jsonl"
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+
+
+def _zip(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    record = {
+        "input": "What?", "context": "a text " * 50, "answers": ["a"], "length": 100,
+        "language": "en", "_id": "1",
+    }  # fmt: skip
+    with zipfile.ZipFile(folder / "data.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data/hotpotqa.jsonl", f"{json.dumps(record)}\n" * 20)
+
+
+def _read_zip(folder: Path) -> None:
+    from fwpkm_jax.data.longbench import read_samples
+
+    try:
+        for _ in read_samples(folder / "data.zip", "hotpotqa"):
+            pass
+    except ValueError as error:  # "neither a .jsonl file nor a zip archive".
+        raise error if isinstance(error, OutsideFileError) else _named(folder, error) from error
+
+
+def _named(folder: Path, error: Exception) -> OutsideFileError:
+    """An error in one line that names something else than the folder, such as a model of a hub."""
+    if "\n" in str(error):
+        raise AssertionError("a message that is not one line") from error
+    return OutsideFileError(folder, str(error))
+
+
+def _versions(folder: Path) -> None:
+    """Two checkpoints of a bucket, as objects in a folder."""
+    from fwpkm_jax.storage.stores import Store
+    from fwpkm_jax.storage.sync import Versions
+
+    store = Store(f"memory://fuzz{folder}")
+    source = folder / "source" / "params"
+    source.mkdir(parents=True)
+    (source / "x").write_bytes(b"x" * 100)
+    versions = Versions(store, "checkpoints")
+    for number in (2, 4):
+        versions.write(number, source.parent, lambda: None)
+    shutil.rmtree(source.parent)
+    for name in store.sizes():
+        path = folder / name.replace("/", "+")
+        path.write_bytes(store.read(name))
+
+
+def _read_versions(folder: Path) -> None:
+    from fwpkm_jax.storage.stores import Store
+    from fwpkm_jax.storage.sync import Versions
+
+    store = Store(f"memory://fuzz{folder}")
+    for name in store.sizes():
+        store.remove(name)
+    for path in folder.iterdir():
+        store.write(path.name.replace("+", "/"), path.read_bytes())
+    versions = Versions(store, "checkpoints")
+    versions.look(store.sizes())
+    for number in sorted(versions.whole):
+        versions.fetch(number, folder / str(number))
+    if versions.damaged:
+        raise _named(folder, ValueError(next(iter(versions.damaged.values()))))
+
+
+_HUB_FILE = b'{"model_type": "qwen3"}'
+
+
+def _hub(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    digest = hashlib.sha256(_HUB_FILE).hexdigest()
+    entry = {
+        "type": "file", "path": "config.json", "size": len(_HUB_FILE), "oid": "a" * 40,
+        "lfs": {"oid": digest, "size": len(_HUB_FILE), "pointerSize": 100},
+    }  # fmt: skip
+    answers = {
+        "model.json": {"id": "o/m", "sha": "c" * 40, "siblings": [{"rfilename": "config.json"}]},
+        "tree.json": [entry, {**entry, "path": "a/b.json", "lfs": None}],
+        "headers.json": {"ETag": f'"{digest}"', "X-Repo-Commit": "c" * 40},
+    }
+    for name, values in answers.items():
+        (folder / name).write_text(json.dumps(values))
+
+
+class _HubAnswers(loopback.Handler):
+    """Answers of a hub as a folder has them."""
+
+    folder: Path
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if "/resolve/" in path:
+            try:
+                headers = json.loads((self.folder / "headers.json").read_bytes())
+                headers = {str(name): str(value) for name, value in headers.items()}
+                "".join([*headers, *headers.values()]).encode("latin-1")
+            except (ValueError, AttributeError, RecursionError):
+                headers = {}
+            headers = {n: v for n, v in headers.items() if n.isprintable() and v.isprintable()}
+            self._answer(200, _HUB_FILE, **headers)
+        else:
+            name = "tree.json" if "/tree/" in path else "model.json"
+            self._answer(200, (self.folder / name).read_bytes(), Content_Type="application/json")
+
+    do_HEAD = do_GET
+
+
+@cache
+def _hub_of(folder: Path) -> Any:
+    """The client, which asks a server of this process about a folder."""
+    from huggingface_hub import constants
+
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("Served", (_HubAnswers,), {"folder": folder})
+    )
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    constants.ENDPOINT = url
+    constants.HUGGINGFACE_CO_URL_TEMPLATE = url + "/{repo_id}/resolve/{revision}/{filename}"
+    constants.HF_HUB_DISABLE_XET = True
+    constants.HF_HUB_DISABLE_PROGRESS_BARS = True
+    return constants
+
+
+def _read_hub(folder: Path) -> None:
+    from fwpkm_jax.interchange.hf.hub import HubFolder
+
+    outside = folder.parent / "outside"
+    outside.mkdir(exist_ok=True)
+    _hub_of(folder).HF_HUB_CACHE = str(outside / "cache")
+    shutil.rmtree(outside / "cache", ignore_errors=True)
+    try:
+        HubFolder("o/m").fetch(["*.json"])
+    except (OSError, ValueError) as error:
+        raise _named(folder, error) from error
+    finally:
+        assert {x.name for x in outside.iterdir()} <= {"cache"}, "written outside the cache"
+
+
+def _gguf(folder: Path) -> None:
+    from tests.interchange.gguf_writer import tensors_of, write_gguf
+
+    folder.mkdir(exist_ok=True)
+    write_gguf(folder / "model.gguf", "llama", tensors_of("llama"))
+
+
+def _read_gguf(folder: Path) -> None:
+    from fwpkm_jax.interchange.gguf import GGUFFile
+
+    file = GGUFFile(folder / "model.gguf")
+    for name in file:
+        file.read(name)
+    file.write_small_files(folder)
+
+
+def _of_gguf(content: bytes, rng: random.Random) -> bytes:
+    """Mostly in the header, which takes the smaller part of the file."""
+    if rng.random() < 0.2:
+        return damage.of_bytes(content, rng)
+    return damage.of_bytes(content[:3000], rng) + content[3000:]
+
+
+def _torch(folder: Path) -> None:
+    import torch
+
+    _release(folder)
+    from safetensors.numpy import load_file
+
+    path = folder / "model.safetensors"
+    arrays = {name: torch.tensor(x) for name, x in load_file(path).items()}
+    torch.save(arrays, folder / "pytorch_model.bin")
+    path.unlink()
+
+
 READERS: dict[str, Reader] = {
+    "json lines": Reader(_lines, {"a.jsonl": damage.of_lines}, _read_lines),
+    "gzip": Reader(_gzip, {"a.jsonl.gz": _of_gzip}, _read_lines),
+    "zip": Reader(_zip, {"data.zip": damage.of_bytes}, _read_zip),
+    "audit's bundle": Reader(
+        bundle,
+        {
+            "answers.jsonl": damage.of_lines,
+            "audit.json": damage.of_json,
+            "manifest.json": damage.of_json,
+        },
+        _read_bundle,
+    ),
+    "checkpoints' markers": Reader(
+        _versions,
+        {"checkpoints+2.json": damage.of_json, "checkpoints+4.json": damage.of_json},
+        _read_versions,
+    ),
+    "hub": Reader(
+        _hub,
+        {
+            "model.json": damage.of_json,
+            "tree.json": damage.of_json,
+            "headers.json": damage.of_json,
+        },
+        _read_hub,
+    ),
+    "gguf": Reader(_gguf, {"model.gguf": _of_gguf}, _read_gguf, needs="gguf"),
+    "torch": Reader(_torch, {"pytorch_model.bin": damage.of_bytes}, _read_release, needs="torch"),
     "safetensors": Reader(_hf, {"model.safetensors": damage.of_safetensors}, _read_hf),
     "index": Reader(_sharded, {"model.safetensors.index.json": damage.of_json}, _read_hf),
     "config.json": Reader(_hf, {"config.json": _config}, _read_hf),

@@ -76,11 +76,10 @@ def _results(config, arrays):
 
     def stream(memory, signals):
         pending = init_pending(signals, chunk_size + rule.lookahead)
-        options = {"lookahead": rule.lookahead, "make_chunk": rule.chunk}
         after, pending, output, _ = streaming.push(
-            rule.read, rule.write, memory, pending, signals, chunk_size=chunk_size, **options
+            rule, memory, pending, signals, chunk_size=chunk_size
         )
-        flushed, _ = flush(rule.write_blocks, after, pending, **options)
+        flushed, _ = flush(rule, after, pending)
         return output, after, flushed
 
     after, output, access, info = map_groups(run, memory, grouped[0])

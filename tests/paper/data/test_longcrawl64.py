@@ -1,12 +1,13 @@
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorstore
 
+from fwpkm_jax.data import load_tokenizer
 from fwpkm_jax.data.prepare import Source, select
-from fwpkm_jax.paper.data.gpt2 import Gpt2Decoder
 from fwpkm_jax.paper.data.longcrawl64 import longcrawl64
 
 END = 50_256
@@ -25,7 +26,7 @@ METADATA = {
 
 @pytest.fixture(scope="module")
 def decoder(vocabulary):
-    return Gpt2Decoder(vocabulary)
+    return load_tokenizer(vocabulary)
 
 
 @pytest.fixture
@@ -132,15 +133,15 @@ def test_a_flat_file_holds_documents_each_with_its_end(
 
 def test_ids_of_another_tokenizer_are_refused(array, tmp_path, vocabulary, texts_of):
     (tmp_path / "val.bin").write_bytes(np.asarray([50_257], "<u2").tobytes())
-    with pytest.raises(ValueError, match="token id 50257 is not one of GPT-2's 50257"):
+    with pytest.raises(ValueError, match="token id 50257 is not one of the 50257 ids"):
         texts_of(longcrawl64(tmp_path / "val.bin", vocabulary=vocabulary))
 
 
 def test_what_is_missing_is_said_with_its_address(tmp_path, array, vocabulary):
     with pytest.raises(FileNotFoundError, match=r"no.zarr/\.zarray; .*clankur/longcrawl64"):
         longcrawl64(tmp_path / "no.zarr", vocabulary=vocabulary)
-    with pytest.raises(FileNotFoundError, match=r"no\.json; download .*encoder\.json"):
-        longcrawl64(array, vocabulary=tmp_path / "no.json")
+    with pytest.raises(ValueError, match=r"no\.json.*; download tokenizer\.json .*gpt2"):
+        longcrawl64(array, vocabulary=str(tmp_path / "no.json"))
 
 
 def test_without_its_package_the_extra_is_named(array, vocabulary, monkeypatch, texts_of):
@@ -149,33 +150,14 @@ def test_without_its_package_the_extra_is_named(array, vocabulary, monkeypatch, 
         texts_of(longcrawl64(array, vocabulary=vocabulary))
 
 
-def test_pieces_spell_bytes_as_gpt2_does(decoder, vocabulary):
-    # From GPT-2's published vocabulary: Ġ is a space, Ċ a line feed, Ń the byte 0xad.
-    pieces = json.loads(vocabulary.read_text())
-    for symbol, byte in {"!": b"!", "Ġ": b" ", "Ċ": b"\n", "Ń": b"\xad", "ĉ": b"\t"}.items():
-        assert decoder._pieces[pieces[symbol]] == byte
-    assert {decoder._pieces[token_id] for token_id in range(256)} == {
-        bytes([byte]) for byte in range(256)
-    }
-    assert decoder.decode(np.asarray([pieces["Ã"], pieces["©"], pieces["Ġ!AA"]])) == "é !AA"
+def test_a_character_that_was_cut_reads_as_a_replacement(tmp_path, vocabulary, texts_of):
+    pieces = json.loads(Path(vocabulary).read_text())["model"]["vocab"]
+    ids = [pieces[piece] for piece in ("Ã", "©", "Ġ!AA", "Ã")]
+    (tmp_path / "val.bin").write_bytes(np.asarray(ids, "<u2").tobytes())
+    # From GPT-2's published vocabulary: Ġ is a space, Ã and © are the two bytes of é.
+    assert texts_of(longcrawl64(tmp_path / "val.bin", vocabulary=vocabulary)) == ["é !AA\ufffd"]
 
 
-def test_a_character_that_was_cut_reads_as_a_replacement(decoder, vocabulary):
-    pieces = json.loads(vocabulary.read_text())
-    assert decoder.decode(np.asarray([pieces["A"], pieces["Ã"]])) == "A\ufffd"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{}", "is not GPT-2's vocabulary"),
-        ('{"a": 0, "<|endoftext|>": 1}', "is not GPT-2's vocabulary"),
-        ('{"\\u4e00": 0}', "maps no pieces to ids"),
-        ("[1]", "maps no pieces to ids"),
-        ("{", "maps no pieces to ids"),
-    ],
-)
-def test_a_file_that_is_not_gpt2s_vocabulary_is_refused(tmp_path, content, message):
-    (tmp_path / "v.json").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        Gpt2Decoder(tmp_path / "v.json")
+def test_a_tokenizer_that_is_not_gpt2s_is_refused(array):
+    with pytest.raises(ValueError, match="bytes is not GPT-2's vocabulary"):
+        longcrawl64(array, vocabulary="bytes")

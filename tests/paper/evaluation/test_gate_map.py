@@ -106,7 +106,7 @@ def test_what_has_no_gates_or_no_text_is_refused(model, memory):
             tokens=np.array([1], np.int32),
             tokenizer=BYTES,
         )
-    with pytest.raises(ValueError, match="chunk_size=0 must be at least 1"):
+    with pytest.raises(ValueError, match="chunk_size=0 is too small; use 1"):
         GateMapConfig(chunk_size=0)
 
 

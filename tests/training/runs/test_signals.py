@@ -1,7 +1,6 @@
 """A signal while a run compiles is answered at once; there is nothing to save."""
 
 import dataclasses
-import gc
 import io
 import os
 import signal
@@ -13,8 +12,6 @@ import time
 import jax
 import pytest
 
-from fwpkm_jax.cli import eval_command
-from fwpkm_jax.cli.program import run
 from fwpkm_jax.run import setup as parts
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training import compiling
@@ -152,54 +149,3 @@ def test_a_signal_with_something_to_save_is_answered_with_a_line_and_a_second_on
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(Stopped), signals.nothing_to_save():
             raise AssertionError("not reached")
-
-
-def wait():
-    # In short parts: a signal between the start of a wait and the system's own is heard behind it.
-    for _ in range(600):
-        time.sleep(0.1)
-
-
-def callback_of_the_collector():
-    """A signal comes while the garbage collector calls a function, where Python drops errors."""
-
-    def callback(phase, info):
-        gc.callbacks.remove(callback)
-        signal.raise_signal(signal.SIGINT)
-
-    gc.callbacks.append(callback)
-    gc.collect()
-    wait()
-
-
-def finalizer():
-    """A signal comes while an object is finalized, where Python drops errors."""
-
-    class Object:
-        def __del__(self):
-            signal.raise_signal(signal.SIGINT)
-
-    Object()
-    wait()
-
-
-@pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("deaf_place", [callback_of_the_collector, finalizer])
-def test_a_signal_ends_the_body_though_python_drops_the_error(deaf_place, capsys):
-    began, hook = time.monotonic(), sys.unraisablehook
-    with StopSignals() as signals, pytest.raises(Stopped), signals.nothing_to_save():
-        deaf_place()
-    assert time.monotonic() - began < 20
-    assert signals.poll() == signal.SIGINT
-    assert sys.unraisablehook is hook
-    assert not capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("deaf_place", [callback_of_the_collector, finalizer])
-def test_ctrl_c_ends_a_command_though_python_drops_the_error(deaf_place, capsys, monkeypatch):
-    monkeypatch.setattr(eval_command, "main", lambda arguments, program: deaf_place())
-    began = time.monotonic()
-    assert run("eval", [], program="fwpkm eval") == 128 + signal.SIGINT
-    assert time.monotonic() - began < 20
-    assert capsys.readouterr().err == "fwpkm eval: interrupted.\n"

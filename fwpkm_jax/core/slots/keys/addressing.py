@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
 from fwpkm_jax.core.checks import check_arrays
-from fwpkm_jax.core.platform import by_platform
+from fwpkm_jax.core.platform import platform
 
 Score = Literal["idw", "dot"]
 Nonlinearity = Literal["softmax", "silu", "relu"]
@@ -219,19 +219,10 @@ def top_k_ids(
     """
     # top_k ranks 0 above -0, which are equal scores: without the sign the lower one wins.
     scores = jax.lax.stop_gradient(jnp.where(scores == 0.0, 0.0, scores))
-    return by_platform(cpu=_by_groups, default=_by_top_k)(scores, k)
-
-
-def _by_top_k(scores: jax.Array, k: int) -> jax.Array:
-    return jnp.swapaxes(jax.lax.top_k(jnp.swapaxes(scores, -1, -2), k)[1], -1, -2)
-
-
-def _by_groups(scores: jax.Array, k: int) -> jax.Array:
-    """`top_k_ids` with tokens side by side, which suits a CPU's vector units.
-
-    The best k scores lie in the k groups with the largest maxima: if one lay outside, each of these
-    groups would hold a better score.
-    """
+    if platform() != "cpu":
+        return jnp.swapaxes(jax.lax.top_k(jnp.swapaxes(scores, -1, -2), k)[1], -1, -2)
+    # Tokens side by side suit a CPU's vector units. The best k scores lie in the k groups with the
+    # largest maxima: if one lay outside, each of these groups would hold a better score.
     *batch, choices, tokens = scores.shape
     scores = jnp.where(jnp.isnan(scores), jnp.inf, scores)
     ids = jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 2)

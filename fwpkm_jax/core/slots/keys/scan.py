@@ -10,14 +10,14 @@ of all steps and the cotangents of the queries.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
-from fwpkm_jax.core.platform import by_platform
+from fwpkm_jax.core.platform import platform
 from fwpkm_jax.core.slots.keys.addressing import (
     Score,
     SubKeyChoice,
@@ -160,9 +160,9 @@ def _step_of(chunk: ScannedChunk, sums: StepSums | None, *, score: Score) -> Key
     else:
         usage = SubKeyUsage(sums.access, ids.shape[1] * jnp.sum(chunk.weights))
 
-    def coefficients_of(scores: jax.Array, slopes: jax.Array) -> jax.Array:
-        return addressing_coefficients(scores, slopes, chunk.weights, usage, score=score)
-
+    coefficients_of = functools.partial(
+        addressing_coefficients, token_weights=chunk.weights, usage=usage, score=score
+    )
     # Linear maps at the point of each chunk: a scan backwards only applies them.
     slopes, of_slopes = jax.vjp(usage_slopes, usage)
     coefficients, of_coefficients = jax.vjp(coefficients_of, scores, of_chosen(slopes, ids))
@@ -308,19 +308,18 @@ class KeyLoops:
 def _weights_cotangent(chunk: ScannedChunk, gradient_bar: SubKeys, *, score: Score) -> jax.Array:
     """The cotangents of a chunk's weights from those of its gradient."""
 
-    def gradient(weights: jax.Array) -> SubKeys:
-        return addressing_gradient(
+    _, of_gradient = jax.vjp(
+        lambda weights: addressing_gradient(
             chunk.query, chunk.keys, chunk.choice, token_weights=weights, score=score
-        )
-
-    return jax.vjp(gradient, chunk.weights)[1](gradient_bar)[0]
+        ),
+        chunk.weights,
+    )
+    return of_gradient(gradient_bar)[0]
 
 
 def _by_chunks(of_chunk: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """`of_chunk` of all chunks: on a CPU one at a time, which fits the cache, else at once."""
-
-    def in_turn(*chunks: Any) -> jax.Array:
-        return jax.lax.map(lambda chunk: of_chunk(*chunk), chunks)
-
     # A CPU is bound by its cache, an accelerator by the number of launches.
-    return by_platform(cpu=in_turn, default=jax.vmap(of_chunk))
+    if platform() == "cpu":
+        return lambda *chunks: jax.lax.map(lambda chunk: of_chunk(*chunk), chunks)
+    return jax.vmap(of_chunk)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import SubKeys
-from fwpkm_jax.core.platform import by_platform, platform
+from fwpkm_jax.core.platform import platform
 from fwpkm_jax.core.slots.values.rows import add_by_blocks, dot_by_blocks, read_by_blocks
 
 _FULL = jax.lax.Precision.HIGHEST
@@ -31,9 +31,12 @@ def sub_key_totals(
     coefficients: Coefficients, sub_key_ids: Ids, num_subkeys: int
 ) -> Float[Array, "heads 2 subkeys"]:
     """The coefficients of each sub-key, summed over the tokens that chose it."""
-    return by_platform(cpu=_totals_by_rows, default=_totals_by_products)(
-        coefficients, sub_key_ids, num_subkeys
-    )
+    # Few additions: top_k for each token and codebook, however many sub-keys there are.
+    if platform() == "cpu":
+        rows = _rows(sub_key_ids, num_subkeys)
+        none = jnp.zeros((coefficients.shape[1] * 2 * num_subkeys,), coefficients.dtype)
+        return none.at[rows].add(coefficients.reshape(rows.shape)).reshape(-1, 2, num_subkeys)
+    return _one_hot_sum(coefficients, sub_key_ids, num_subkeys).sum(3)
 
 
 # The cotangents of the next three are computed by the other two, so derivatives of any order exist.
@@ -44,69 +47,37 @@ def add_to_sub_keys(
     coefficients: Coefficients, sub_key_ids: Ids, vectors: Vectors, num_subkeys: int
 ) -> Float[Array, "heads 2 subkeys half"]:
     """Adds each token's vector, times a coefficient, to every sub-key that it chose."""
-    return by_platform(cpu=_add_by_rows, default=_add_by_products)(
-        coefficients, sub_key_ids, vectors, num_subkeys
-    )
+    if platform() == "cpu":
+        _, heads, _, half = vectors.shape
+        rows = _rows(sub_key_ids, num_subkeys)
+        none = jnp.zeros((heads * 2 * num_subkeys, half), vectors.dtype)
+        coefficients, vectors = coefficients.reshape(rows.shape), vectors.reshape(-1, half)
+        added = add_by_blocks(none, rows, coefficients, vectors)
+        return added.reshape(heads, 2, num_subkeys, half)
+    dense = _one_hot_sum(coefficients, sub_key_ids, num_subkeys)
+    return jnp.einsum("hpst,thpk->hpsk", dense, vectors, precision=_precision(vectors.dtype))
 
 
 @jax.custom_vjp
 def sum_of_sub_keys(coefficients: Coefficients, sub_key_ids: Ids, keys: SubKeys) -> Vectors:
     """Each token's weighted sum of the sub-keys that it chose."""
-    return by_platform(cpu=_sum_by_rows, default=_sum_by_products)(coefficients, sub_key_ids, keys)
+    num_subkeys, half = keys.shape[2:]
+    if platform() == "cpu":
+        rows = _rows(sub_key_ids, num_subkeys)
+        sums = read_by_blocks(keys.reshape(-1, half), rows, coefficients.reshape(rows.shape))
+        return sums.reshape(*sub_key_ids.shape[:3], half)
+    dense = _one_hot_sum(coefficients, sub_key_ids, num_subkeys)
+    return jnp.einsum("hpst,hpsk->thpk", dense, keys, precision=_precision(keys.dtype))
 
 
 @jax.custom_vjp
 def dots_of_sub_keys(vectors: Vectors, sub_key_ids: Ids, keys: SubKeys) -> Coefficients:
     """Inner products of each token's vector with the sub-keys that it chose."""
-    return by_platform(cpu=_dot_by_rows, default=_dot_by_products)(vectors, sub_key_ids, keys)
-
-
-def _totals_by_rows(coefficients, sub_key_ids, num_subkeys):
-    heads = coefficients.shape[1]
-    totals = jnp.zeros((heads * 2 * num_subkeys,), coefficients.dtype)
-    rows = _rows(sub_key_ids, num_subkeys)
-    # Few additions: top_k for each token and codebook, however many sub-keys there are.
-    totals = totals.at[rows].add(coefficients.reshape(rows.shape))
-    return totals.reshape(heads, 2, num_subkeys)
-
-
-def _totals_by_products(coefficients, sub_key_ids, num_subkeys):
-    return _one_hot_sum(coefficients, sub_key_ids, num_subkeys).sum(3)
-
-
-def _add_by_rows(coefficients, sub_key_ids, vectors, num_subkeys):
-    heads, half = vectors.shape[1], vectors.shape[3]
-    table = jnp.zeros((heads * 2 * num_subkeys, half), vectors.dtype)
-    rows = _rows(sub_key_ids, num_subkeys)
-    added = add_by_blocks(table, rows, coefficients.reshape(rows.shape), vectors.reshape(-1, half))
-    return added.reshape(heads, 2, num_subkeys, half)
-
-
-def _add_by_products(coefficients, sub_key_ids, vectors, num_subkeys):
-    dense = _one_hot_sum(coefficients, sub_key_ids, num_subkeys)
-    return jnp.einsum("hpst,thpk->hpsk", dense, vectors, precision=_precision(vectors.dtype))
-
-
-def _sum_by_rows(coefficients, sub_key_ids, keys):
     num_subkeys, half = keys.shape[2:]
-    rows = _rows(sub_key_ids, num_subkeys)
-    sums = read_by_blocks(keys.reshape(-1, half), rows, coefficients.reshape(rows.shape))
-    return sums.reshape(*sub_key_ids.shape[:3], half)
-
-
-def _sum_by_products(coefficients, sub_key_ids, keys):
-    dense = _one_hot_sum(coefficients, sub_key_ids, keys.shape[2])
-    return jnp.einsum("hpst,hpsk->thpk", dense, keys, precision=_precision(keys.dtype))
-
-
-def _dot_by_rows(vectors, sub_key_ids, keys):
-    num_subkeys, half = keys.shape[2:]
-    rows = _rows(sub_key_ids, num_subkeys)
-    dots = dot_by_blocks(keys.reshape(-1, half), rows, vectors.reshape(-1, half))
-    return dots.reshape(sub_key_ids.shape)
-
-
-def _dot_by_products(vectors, sub_key_ids, keys):
+    if platform() == "cpu":
+        rows = _rows(sub_key_ids, num_subkeys)
+        dots = dot_by_blocks(keys.reshape(-1, half), rows, vectors.reshape(-1, half))
+        return dots.reshape(sub_key_ids.shape)
     # A gather of sub-keys for each token would be larger than all products.
     every = jnp.einsum("thpk,hpsk->thps", vectors, keys, precision=_precision(keys.dtype))
     return jnp.take_along_axis(every, sub_key_ids, axis=-1)

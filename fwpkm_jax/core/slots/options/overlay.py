@@ -84,6 +84,7 @@ def rows_to_read(values: AnyTable, slot_ids: SlotIds) -> tuple[ValueTable, SlotI
     """A table and the row of it that each place reads: an array itself, or copies of the rows."""
     if not isinstance(values, OverlayTable):
         return values, slot_ids
+    # A copy for each place: own rows and rows of the base lie in different arrays.
     slots = slot_ids.reshape(-1)
     place, held, _ = _find(values, slots)
     own = values.rows.at[place].get(mode="promise_in_bounds")
@@ -176,6 +177,7 @@ def write_overlays(
       **options: its others.
     """
     opened = open_groups(values, access.slot_ids, counted)
+    # From here on a slot is a row of the small table.
     access = access._replace(slot_ids=opened.slot_ids)
     out = write_values(opened.rows, access, targets, counted=counted, **options)
     assert isinstance(opened.values, OverlayTable)
@@ -189,6 +191,7 @@ def close_rows(values: AnyTable, rows: Float[Array, "..."]) -> AnyTable:
 
 def _find(values: OverlayTable, slots: Int[Array, " n"]) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of each slot its row, whether it has one, and where it stands among the sorted slots."""
+    # The slots of an overlay are kept sorted, so a search finds one in few steps.
     at = jnp.searchsorted(values.slots, slots).astype(jnp.int32)
     near = jnp.minimum(at, values.capacity - 1)
     held = (values.slots[near] == slots) & (slots < values.base.array.shape[0])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import (
@@ -42,14 +43,6 @@ class ChunkRows(NamedTuple):
     steps: Float[Array, "*chunks tokens places"]
     targets: Float[Array, "*chunks tokens value"]
     error_weights: Float[Array, "*chunks tokens"]
-
-
-def new_log(rows: int, values: ValueTable) -> Float[Array, "logged value"]:
-    """Room for rows as they were before each write: the log, which the backward pass reads.
-
-    As many rows of such a table. The last row is zero, others may hold anything.
-    """
-    return jnp.zeros((rows, values.shape[1]), values.dtype)
 
 
 def of_chunk(chunk: Int[Array, ""], chunks: _Tree) -> _Tree:
@@ -180,8 +173,9 @@ def exchange_back(
       sum_reads: sums partial cotangents of reads over devices, as above.
     """
     start = chunk * next_rows.shape[1]
-    everything = (next_rows, groups, rows, output, output_bar)
-    next_rows, groups, rows, output, output_bar = of_chunk(chunk, everything)
+    next_rows, groups, rows, output, output_bar = of_chunk(
+        chunk, (next_rows, groups, rows, output, output_bar)
+    )
     # Cotangents of the touched rows after this write: where the next chunk left them.
     table_bar = log.at[next_rows].get(mode="promise_in_bounds")
     errors, of_error = jax.vjp(write.error, output, rows.targets, rows.error_weights[:, None])
@@ -206,14 +200,13 @@ def exchange_back(
     return ExchangeBack(log, rows_bar)
 
 
-def batched_at_once(scan: Callable[..., Any]) -> Callable[..., Any]:
-    """What a scan over chunks is called through: `vmap` batches it as it batches plain XLA."""
-    return scan
-
-
 @dataclass(frozen=True)
 class RowOps:
     """The functions that read and add rows; each has the signature and meaning of its default.
+
+    `batched` makes of a scan over all chunks one that `vmap` batches in a way of its own.
+    `new_rows` makes `[..., value]` of which a loop writes what it reads: the last row is zero,
+    others may hold anything.
 
     `runs` is called once before a loop over chunks, and the exchanges get its result in place of
     the groups. None: they get the groups. Its arguments, of all chunks:
@@ -223,8 +216,8 @@ class RowOps:
     - the row that the sum of each distinct slot is added to, `[chunks, slots]`.
     """
 
-    batched: Callable[[Callable[..., Any]], Callable[..., Any]] = batched_at_once
-    new_log: Callable[[int, ValueTable], jax.Array] = new_log
+    batched: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda scan: scan
+    new_rows: Callable[[tuple[int, ...], DTypeLike], jax.Array] = jnp.zeros
     runs: Callable[[SlotGroups, jax.Array, jax.Array], Any] | None = None
     exchange: Callable[..., Exchange] = exchange_rows
     exchange_back: Callable[..., ExchangeBack] = exchange_back

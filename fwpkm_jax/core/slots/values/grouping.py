@@ -4,6 +4,7 @@ Each row of the table then sums its references in a fixed order. No two addition
 two runs agree bit for bit.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from fwpkm_jax.core.array_types import SlotIds, SlotWeights, TokenWeights
-from fwpkm_jax.core.platform import by_platform
+from fwpkm_jax.core.platform import platform
 
 
 class SlotGroups(NamedTuple):
@@ -59,9 +60,12 @@ def group_chunks(slot_ids: Int[Array, "chunks tokens places"], *, num_slots: int
       num_slots: rows of the table.
     """
     ids = slot_ids.reshape(slot_ids.shape[0], -1).astype(jnp.int32)
-    sort = by_platform(gpu=_sort_chunks, default=_sort_each_chunk)
-    groups = jax.vmap(lambda *x: _groups_of(*x, num_slots=num_slots))
-    return groups(slot_ids, *sort(ids, num_slots))
+    # On a GPU in one number, if chunk and slot fit into it.
+    if platform() == "gpu" and ids.shape[0] * num_slots <= 2**31:
+        found = _sort_chunks(ids, num_slots)
+    else:
+        found = jax.vmap(functools.partial(_sort_by_slot, num_slots=num_slots))(ids)
+    return jax.vmap(functools.partial(_groups_of, num_slots=num_slots))(slot_ids, *found)
 
 
 def _groups_of(
@@ -82,8 +86,6 @@ def _groups_of(
 
 def _sort_chunks(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:
     """Slots in ascending order and the reference of each, of all chunks by one sort."""
-    if ids.shape[0] * num_slots > 2**31:  # Chunk and slot would not fit into one number.
-        return _sort_each_chunk(ids, num_slots)
     chunks = jnp.arange(ids.shape[0], dtype=jnp.int32)[:, None]
     references = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
     of_chunks, order = jax.lax.sort(
@@ -92,11 +94,6 @@ def _sort_chunks(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:
         is_stable=True,
     )
     return of_chunks.reshape(ids.shape) - num_slots * chunks, order.reshape(ids.shape)
-
-
-def _sort_each_chunk(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:
-    """`_sort_chunks` by a sort for each chunk."""
-    return jax.vmap(lambda x: _sort_by_slot(x, num_slots))(ids)
 
 
 def _sort_by_slot(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:

@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from fwpkm_jax.core.array_types import SlotIds, SlotWeights, TokenValues, ValueTable
 from fwpkm_jax.core.platform import by_platform, platform
@@ -34,11 +33,10 @@ def read_and_dot_rows(
     """`read_rows` and `dot_rows` of the same rows."""
     if platform() != "cpu":
         return _read_unrolled(values, slot_ids, weights), _dot_at_once(values, slot_ids, vectors)
-
-    def both(rows: Array, weights: SlotWeights, vectors: TokenValues) -> tuple[Array, Array]:
-        return _sum(rows, weights), _dot(rows, vectors)
-
-    return _by_blocks(both, values, slot_ids, weights, vectors)
+    return _by_blocks(
+        lambda rows, weights, vectors: (_sum(rows, weights), _dot(rows, vectors)),
+        *(values, slot_ids, weights, vectors),
+    )
 
 
 def _read_unrolled(values, slot_ids, weights):
@@ -80,14 +78,9 @@ def add_rows(
     In place in a loop. The sum's order is fixed: a CPU adds one reference after the other; other
     devices sum sorted runs first, so that no two additions meet in one row.
     """
-    add = by_platform(cpu=_add_in_turn, default=_add_by_runs)
-    return add(values, groups, coefficients, rows)
-
-
-def _add_in_turn(
-    values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
-) -> ValueTable:
-    return add_by_blocks(values, groups.slots[groups.rank], coefficients, rows)
+    if platform() == "cpu":
+        return add_by_blocks(values, groups.slots[groups.rank], coefficients, rows)
+    return _add_by_runs(values, groups, coefficients, rows)
 
 
 def add_by_blocks(

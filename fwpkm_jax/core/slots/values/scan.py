@@ -84,8 +84,7 @@ def _scan_and_log(ops, write, values, slot_ids, rows, groups) -> tuple[ValueScan
     # place if every read of the old rows is computed before the write, see `exchange_rows`.
     def body(carry, _):
         chunk, values, log, read = carry
-        everything = (slot_ids, runs, rows)
-        values, log, output, errors = ops.exchange(write, values, log, chunk, *everything)
+        values, log, output, errors = ops.exchange(write, values, log, chunk, slot_ids, runs, rows)
         read = jax.lax.dynamic_update_index_in_dim(read, output, chunk, axis=0)
         # |change of a row|^2 = <change, sum of its references' steps * errors>.
         ids, rank, steps = of_chunk(chunk, (slot_ids, groups.rank, rows.steps))
@@ -94,10 +93,14 @@ def _scan_and_log(ops, write, values, slot_ids, rows, groups) -> tuple[ValueScan
         return (chunk + 1, values, log, read), jnp.sum(steps * change, axis=-1)
 
     chunks = slot_ids.shape[0]
-    log = ops.new_log(chunks * distinct + 1, values)
+    # The rows as they were before each write: the backward pass reads them.
+    log = ops.new_rows((chunks * distinct + 1, values.shape[1]), values.dtype)
     # The number of the chunk is carried: a slice of all numbers would be a launch. The reads are
     # carried, too: what a scan stacks would first be filled with zeros.
-    start = jnp.zeros((), jnp.int32), values, log, _new_chunks(ops, rows.targets)
+    start = (
+        *(jnp.zeros((), jnp.int32), values, log),
+        ops.new_rows(rows.targets.shape, rows.targets.dtype),
+    )
     (_, values, log, read), change = jax.lax.scan(body, start, length=chunks)
     return ValueScanOutput(values, read, change), log
 
@@ -161,27 +164,26 @@ def _scan_back(
 
     def body(carry, _):
         chunk, log, targets_bar = carry
-        everything = (next_rows, runs, rows, output, output_bar)
-        log, rows_bar = ops.exchange_back(write, log, chunk, *everything)
+        log, rows_bar = ops.exchange_back(
+            write, log, chunk, next_rows, runs, rows, output, output_bar
+        )
         targets_bar = jax.lax.dynamic_update_index_in_dim(
             targets_bar, rows_bar.targets, chunk, axis=0
         )
         return (chunk - 1, log, targets_bar), rows_bar._replace(targets=None)
 
-    start = jnp.full((), chunks - 1, jnp.int32), log, _new_chunks(ops, rows.targets)
+    start = (
+        *(jnp.full((), chunks - 1, jnp.int32), log),
+        ops.new_rows(rows.targets.shape, rows.targets.dtype),
+    )
     (_, log, targets_bar), rows_bar = jax.lax.scan(body, start, length=chunks, reverse=True)
-    rows_bar = rows_bar._replace(targets=targets_bar)
     values_bar = None
     if table is not None:
         places = jnp.arange(touched.size, dtype=jnp.int32)
+        # The earliest row of a slot holds its cotangent before the first chunk.
         first = untouched.at[touched.reshape(-1)].min(places, mode="drop")
         values_bar = log.at[first].get(mode="promise_in_bounds")
-    return values_bar, rows_bar
-
-
-def _new_chunks(ops: RowOps, like: jax.Array) -> jax.Array:
-    """An array like this one, `[chunks, tokens, value]`, of which a loop writes every chunk."""
-    return ops.new_log(like.shape[0] * like.shape[1], like[0]).reshape(like.shape)
+    return values_bar, rows_bar._replace(targets=targets_bar)
 
 
 def _next_in_turn(

@@ -69,8 +69,6 @@ class AbstractDataConfig(abc.ABC):
 
     length: int
     """Labels per row; a row holds one token more."""
-    num_workers: int = 0
-    """Worker processes that prepare batches; 0 prepares them in a thread of this process."""
 
     @property
     @abc.abstractmethod
@@ -92,7 +90,7 @@ class AbstractDataConfig(abc.ABC):
         """Batches of a split; those of "valid" end with blank rows whose `loss_weight` is 0.
 
         A model is trained on `tokens[:, :-1]` with the labels `tokens[:, 1:]`. Override this for
-        batches that are not made of rows by index.
+        batches that are not made of rows by index, or that Grain's worker processes are to make.
 
         Args:
           split: "train" or "valid".
@@ -112,7 +110,6 @@ class AbstractDataConfig(abc.ABC):
             grain.MapDataset.source(source),
             batch_size=batch_size,
             rows=rows,
-            num_workers=self.num_workers,
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fwpkm_jax.literals import check_least, check_literals
+from fwpkm_jax.literals import check_least, check_literals, check_share
 from fwpkm_jax.models.remat import Remat
 from fwpkm_jax.training.micro_batches import check_split
 from fwpkm_jax.training.state import MemoryConfig
@@ -20,10 +20,9 @@ WITHOUT_EFFECT = (
     "training.log_every",
     "training.validate_every",
     "training.validation_batches",
-    "data.num_workers",
 )
-"""Settings that do not change what training computes: output paths, checkpoints, reports, data
-workers, devices and processes. Other devices change results by rounding only."""
+"""Settings that do not change what training computes: output paths, checkpoints, reports,
+devices and processes. Other devices change results by rounding only."""
 
 LogName = Literal["tensorboard", "wandb"]
 """Services that metrics can be sent to."""
@@ -73,8 +72,5 @@ class TrainingConfig:
         check_literals(self)
         check_least(self, steps=1, batch_size=1, micro_batches=1, loss_block=1, log_every=1)
         check_least(self, validate_every=1, validation_batches=0, address_loss=0)
-        if not 0 <= self.window_probability <= 1:
-            raise ValueError(
-                f"window_probability={self.window_probability} must lie between 0 and 1."
-            )
+        check_share(self, "window_probability")
         check_split(self.batch_size, micro_batches=self.micro_batches, memory=self.memory)

@@ -57,6 +57,11 @@ _SYLLABLES = [
     "ya",
     "zo",
 ]
+_TITLES = "Mr ", "Mrs ", "Dr ", "Miss ", "Professor ", "uncle ", "aunt "
+_ARTICLES = (
+    *("a ", "the ", "the ", "his ", "her ", "in the ", "near the ", "by the ", "only ", "two "),
+    *("some ", "an old ", "a new ", "behind the ", "with a ", "the red ", "five ", "on "),
+)
 TEST_SHARE = 5
 """One form or word of so many is kept for the test."""
 
@@ -153,11 +158,20 @@ class Grammar:
             pairs.setdefault((owner, relation[2][0]), relation)
         told: list[Fact | str] = []
         latest: dict[tuple[str, str], int] = {}
-        for pair, relation in pairs.items():
+        order = list(pairs)
+        if rng.random() < 0.5:
+            order.sort(key=lambda pair: pair[0])  # What is said of one stands together.
+        pronouns = {owner: rng.choice([("he", "his"), ("she", "her")]) for owner in people}
+        before = None
+        for pair in order:
             if rng.random() < 0.3:
                 told.append(self._between(rng))
+                before = None
             latest[pair] = len(told)
-            told.append(self._fact(rng, pair[0], relation, self._value(rng, relation[1]), ""))
+            pronoun = pronouns.get(pair[0]) if before == pair[0] and rng.random() < 0.6 else None
+            value = self._value(rng, pairs[pair][1])
+            told.append(self._fact(rng, pair[0], pairs[pair], value, "", pronoun))
+            before = pair[0]
         for pair, relation in pairs.items():
             draw = rng.random()
             if draw < 0.04:
@@ -182,7 +196,13 @@ class Grammar:
         return Session(told, questions, rng.random() < chat, asked_in_chat)
 
     def _fact(
-        self, rng: random.Random, owner: str, relation: tuple, value: str, opening: str
+        self,
+        rng: random.Random,
+        owner: str,
+        relation: tuple,
+        value: str,
+        opening: str,
+        pronoun: tuple[str, str] | None = None,
     ) -> Fact:
         _, _, nouns, statements, _ = relation
         if owner == "my":
@@ -194,7 +214,10 @@ class Grammar:
         form = _fill(form, R=rng.choice(nouns))
         if not opening and rng.random() < 0.5:
             opening = rng.choice(self._parts["opening"])
-        text = _fill(form, P=_possessive(rng, owner), N=owner)
+        if pronoun is not None:
+            text = _fill(form, P=pronoun[1], N=pronoun[0])
+        else:
+            text = _fill(form, P=_possessive(rng, owner), N=owner)
         text = f"{opening} {text}" if opening else text
         text = text[0].upper() + text[1:]
         before, after = re.split(r"(?<!\w)V(?!\w)", text, maxsplit=1)
@@ -243,8 +266,8 @@ class Grammar:
         if kind == "two":
             return f"{rng.choice(self._low)} {rng.choice(self._low)}"
         if kind == "name":
-            return self._name(rng)
-        return rng.choice(self._low)
+            return rng.choice(_TITLES) * (rng.random() < 0.15) + self._name(rng)
+        return rng.choice(_ARTICLES) * (rng.random() < 0.4) + rng.choice(self._low)
 
 
 def _possessive(rng: random.Random, owner: str) -> str:

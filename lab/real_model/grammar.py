@@ -121,13 +121,15 @@ class Grammar:
         self._books = books
 
         def chosen(forms: list[str]) -> list[str]:
-            return [form for form in forms if kept(form) == new_forms] or forms
+            return [form for form in forms if kept(form) == new_forms]
 
         parts = _parts((FOLDER / "phrases.txt").read_text())
         whole = ("thing", "filler", "acknowledgement", "chat question", "plain question")
         self._parts = {
             name: forms if name in whole else chosen(forms) for name, forms in parts.items()
         }
+        # Without a form of their own split, the speaker's own facts are left out.
+        self._has_own = bool(self._parts["my statement"] and self._parts["my question"])
         self._relations = [
             (*head, chosen(statements), chosen(questions))
             for *head, statements, questions in _relations((FOLDER / "relations.txt").read_text())
@@ -153,7 +155,7 @@ class Grammar:
             if pairs and rng.random() < 0.3:
                 relation = rng.choice(list(pairs.values()))  # The same of two owners.
             owner = rng.choice(people if relation[0] == "p" else things)
-            if relation[0] == "p" and rng.random() < 0.12:
+            if self._has_own and relation[0] == "p" and rng.random() < 0.12:
                 owner = "my"
             pairs.setdefault((owner, relation[2][0]), relation)
         told: list[Fact | str] = []
@@ -207,7 +209,7 @@ class Grammar:
         _, _, nouns, statements, _ = relation
         if owner == "my":
             form = rng.choice(self._parts["my statement"])
-        elif rng.random() < 0.6:
+        elif statements and rng.random() < 0.6:
             form = rng.choice(statements)
         else:
             form = rng.choice(self._parts["own statement"])
@@ -228,7 +230,7 @@ class Grammar:
         _, _, nouns, _, questions = relation
         if owner == "my":
             form = rng.choice(self._parts["my question"])
-        elif rng.random() < 0.7:
+        elif questions and rng.random() < 0.7:
             form = rng.choice(questions)
         else:
             form = rng.choice(self._parts["own question"])

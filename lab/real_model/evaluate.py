@@ -162,7 +162,7 @@ def in_context(sessions: Sequence[list[SessionRow]]) -> list[list[SessionRow]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Asks a run what sessions told it.")
     parser.add_argument("run", type=Path)
     parser.add_argument("--sessions", type=Path, required=True)
     parser.add_argument("--base", type=Path, help="run of the model alone, asked with all in sight")

@@ -408,7 +408,7 @@ def main():
         ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    test = made("test", 8 * options.batch, new_forms=True, new_words=True)
+    test = made("test", 4 * options.batch, new_forms=True, new_words=True)
     data = made("train", options.sessions, new_forms=False, new_words=False)
     number = len(data["told"])
     several = [

@@ -61,6 +61,7 @@ class FastWeightInfo(NamedTuple):
         memory of slots has the fields `slot_ids` and `slot_weights`, `[batch, length, places]`.
       measures: how evenly this call used the slots; None for a memory without slots. O(slots) to
         compute, free when unused in jit.
+      query: of each token, the one field with a gradient.
     """
 
     memory_loss: Float[Array, ""]
@@ -69,6 +70,7 @@ class FastWeightInfo(NamedTuple):
     write: Any
     access: Any
     measures: AccessMeasures | None
+    query: Float[Array, "batch length heads key"]
 
 
 class FastWeight(nnx.Module):
@@ -482,5 +484,6 @@ def _call_info(
         write=jax.tree.map(jnp.mean, info),
         access=access,
         measures=measures,
+        query=signals.query,
     )
-    return jax.lax.stop_gradient(facts)
+    return jax.lax.stop_gradient(facts)._replace(query=signals.query)

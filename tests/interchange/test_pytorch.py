@@ -33,9 +33,9 @@ PADDING, PROMPT, NEW = 37, 60, 8
 CASES = [*MODELS, *FAMILY_MODELS, *HYBRIDS]
 RECURRENT = {"qwen3_5", "qwen3_5_moe", "olmo_hybrid"}
 """The library takes a single token as real in these, whatever the mask says."""
-ROUNDED = {"qwen3_5_moe": 4e-5}
-"""Of the largest logit: the library's recurrence and experts round otherwise than ours, without a
-memory by 8e-6 over 16 tokens (docs/howto/open_models.md)."""
+ROUNDED = {"qwen3_5_moe": 2e-4, "hybrid": 4e-5, "hybrid_other": 4e-5}
+"""Of the largest logit, where recurrences are rounded in another order and the differences add up
+over 300 tokens, with experts most: found 6.4e-5 and 1.2e-5."""
 in_pytorch = pytest.mark.extras
 needs_torch = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("transformers") is None,
@@ -202,7 +202,7 @@ def test_a_saved_memory_crosses_both_ways(name, exports, load, tmp_path):
         memories.save(tmp_path, "start", state, model=run.model, keep="memory")
         memories.fork(tmp_path, "start", "alice")
         state = generate(run.model, text, state, max_new_tokens=0).state
-        memories.save(tmp_path, "alice", state, model=run.model)
+        memories.save(tmp_path, "alice", state, model=run.model, keep="memory")
         assert memories.describe(tmp_path, "alice").base == "start"
         lm.load_memory(tmp_path / "alice.safetensors")
         assert_same_memories(lm.memory_state(), state.stream)

@@ -69,5 +69,5 @@ class Comba(AbstractRecurrenceRule):
 
     def recurrence_inputs(self, tokens: Tokens) -> Tokens:
         # b β (v / b - W k) = β v - b β W k: erases with b β, adds with β.
-        strength = self.feedback * given(tokens.strength)
-        return tokens._replace(value=tokens.value / self.feedback, strength=strength)
+        value = tokens.value / self.feedback
+        return tokens._replace(value=value, strength=self.feedback * given(tokens.strength))

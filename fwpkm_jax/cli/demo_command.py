@@ -4,8 +4,6 @@ The model comes with the package (`fwpkm_jax/demo`). Exit codes: 0 done; 2 wrong
 the memory cannot be loaded or saved; 130 and 143 after SIGINT and SIGTERM, with the memory saved.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 import tempfile

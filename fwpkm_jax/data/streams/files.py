@@ -1,7 +1,5 @@
 """Files of text wherever they lie: on this machine, in a bucket, in a data set of the hub."""
 
-from __future__ import annotations
-
 import abc
 import gzip
 import hashlib

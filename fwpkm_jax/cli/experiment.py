@@ -111,7 +111,7 @@ def parse_command_line(
         check_local(origin, "config")
         experiment = load_config(origin)
     if first.add_memory:
-        experiment = with_memories(experiment, named or first.base)
+        experiment = with_memories(experiment, str(named or first.base))
     chosen: Experiment = read_options(
         Experiment,
         arguments,

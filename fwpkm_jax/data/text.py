@@ -13,6 +13,7 @@ from fwpkm_jax.data.contract import AbstractDataConfig, Dataset, Source, Split
 from fwpkm_jax.data.identity import FILES
 from fwpkm_jax.data.needles import Example, NeedleMix
 from fwpkm_jax.data.packing import BestFitRows, PackedRows, Packing, TokenSegment
+from fwpkm_jax.data.sessions import SessionRows, SessionSource, read_sessions
 from fwpkm_jax.data.streams.files import (
     AbstractDataFile,
     LocalFile,
@@ -36,7 +37,7 @@ _MIXTURE_WINDOW = 1024
 _NEEDLES = 1
 
 
-Rows = PackedRows | BestFitRows
+Rows = PackedRows | BestFitRows | SessionSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,8 @@ class TextData(AbstractDataConfig):
     best_fit: documents are kept whole where they fit, with padding behind them and segment ids."""
     needles: NeedleMix | None = None
     """Needles hidden in the training rows, of bytes only. None: plain text."""
+    sessions: SessionRows | None = None
+    """The files hold sessions (`data.sessions`), one a row, instead of texts. None: texts."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -98,6 +101,11 @@ class TextData(AbstractDataConfig):
             self._check_stream()
         if self.needles is not None:
             self._check_needles(self.needles)
+        if self.sessions is not None and (self.reading == "stream" or self.needles is not None):
+            raise ValueError(
+                f"sessions are read into memory and hold no needles; reading={self.reading!r} and "
+                f"needles={self.needles} are of texts."
+            )
         weights = self.train_weights
         if weights is None:
             return
@@ -311,9 +319,12 @@ def _paths(config: TextData, split: Split) -> tuple[str, ...]:
 
 def _rows(paths: tuple[str, ...] | list[str], config: TextData, tokenizer: Tokenizer) -> Rows:
     files = [file for path in paths for file in data_files(path)]
-    if config.packing == "best_fit":
+    if config.sessions is not None:
+        sessions = list(read_sessions(files, tokenizer))
+        rows: Rows = SessionSource(sessions, config.sessions, length=config.length)
+    elif config.packing == "best_fit":
         documents = [document for file in files for document in _documents(file, config, tokenizer)]
-        rows: Rows = BestFitRows(documents, length=config.length)
+        rows = BestFitRows(documents, length=config.length)
     else:
         segments = [_segment(file, config, tokenizer) for file in files]
         eos_id = tokenizer.eos_id if config.packing == "documents" else None

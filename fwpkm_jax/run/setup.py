@@ -401,6 +401,7 @@ def compile_step(setup: Setup, state: TrainState, batch: Batch) -> TrainStep:
         loss_block=config.loss_block,
         remat=config.remat,
         partition=setup.partition,
+        address_loss=config.address_loss,
     )
     return compile_answering(step, state, batch)
 

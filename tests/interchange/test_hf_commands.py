@@ -391,6 +391,11 @@ def test_a_link_out_of_a_received_model_is_not_kept_and_one_of_the_hubs_cache_is
     assert program.main(["import", "hf", str(received), str(tmp_path / "run")]) == 2
     assert "chat_template.jinja is a link out of its folder; put" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+    (received / "chat_template.jinja").unlink()
+    with (received / "chat_template.jinja").open("wb") as zeros:
+        zeros.truncate(3 * 2**30)
+    assert program.main(["import", "hf", str(received), str(tmp_path / "run")]) == 2
+    assert "chat_template.jinja has 3,221,225,472 bytes" in capsys.readouterr().err
 
     snapshot = tmp_path / "models--o--m" / "snapshots" / ("a" * 40)
     shutil.copytree(folder, snapshot)

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.training.averages import gradient_weights
-from fwpkm_jax.training.losses import weighted_loss
+from fwpkm_jax.training.losses import address_loss, weighted_loss
 from fwpkm_jax.training.micro_batches import broadcast_memory, check_split, split_batch
 from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
@@ -257,3 +257,29 @@ def test_rows_of_documents_train_apart_in_any_micro_batches():
     one = take_step(memory, batch | {"segment_ids": np.ones_like(ids)})[1]
     assert one["padding"] == 0
     assert abs(one["loss"] - metrics["loss"]) > 1e-4
+
+
+def test_the_address_loss_draws_a_question_to_its_statement():
+    """Written out in NumPy for two tokens that ask, and felt by the gradient of the queries."""
+    random = np.random.default_rng(0)
+    query = random.normal(0, 0.3, (1, 6, 2, 3)).astype(np.float32)
+    distance = np.zeros((1, 6), np.int32)
+    distance[0, 3], distance[0, 5] = 2, 4  # Of tokens 1 and 1.
+    segments = np.array([[1, 1, 1, 2, 0, 2]])
+    flat, losses = query.reshape(6, 6).astype(float), []
+    for asks, earlier in ((3, [0, 1, 2]), (5, [0, 1, 2, 3])):
+        scores = -4 * np.sum((flat[asks] - flat[earlier]) ** 2, axis=-1)
+        losses.append(np.log(np.sum(np.exp(scores))) - scores[1])
+    found = address_loss(jnp.asarray(query), jnp.asarray(distance), segment_ids=segments)
+    np.testing.assert_allclose(found, np.mean(losses), rtol=1e-5)
+
+    batch = sample_batch() | {"answer_distance": np.zeros((4, 16), np.int32)}
+    batch["answer_distance"][:, 9] = 5
+    memory = MemoryConfig(groups=4, lifetime="batch")
+    _, plain = take_step(memory, batch)
+    _, metrics = take_step(memory, batch, address_loss=2.0)
+    np.testing.assert_allclose(metrics["loss"], plain["loss"], rtol=1e-5)
+    assert metrics["address_loss"] > 0
+    assert metrics["grad_norm"] != plain["grad_norm"]
+    with pytest.raises(ValueError, match="say where an answer was told"):
+        take_step(memory, sample_batch(), address_loss=2.0)

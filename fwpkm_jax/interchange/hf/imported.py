@@ -1,6 +1,5 @@
 """Starts a run from a folder of the transformers library."""
 
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from fwpkm_jax.interchange.hf.model_folder import (
 )
 from fwpkm_jax.interchange.imported_run import check_empty, start_run
 from fwpkm_jax.io.atomic import write_json
-from fwpkm_jax.io.untrusted import OutsideFileError
+from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.run.load import IMPORTED
@@ -38,6 +37,8 @@ SMALL_FILES = (
     *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
     "generation_config.json",
 )
+MOST_SMALL = 2**27
+"""Bytes of a tokenizer."""
 
 
 def import_model(
@@ -193,13 +194,14 @@ def copy_small_files(folder: Path, kept: Path) -> None:
     """Keeps a model's tokenizer and settings of generation, as far as there are any.
 
     Raises:
-      OutsideFileError: one is a link out of the folder; an export would pass on what it leads to.
+      OutsideFileError: one is too large, or a link out of the folder; an export would pass on what
+        it leads to.
     """
     kept.mkdir()
     for name in SMALL_FILES:
         if (folder / name).is_file():
             _check_inside(folder / name)
-            shutil.copyfile(folder / name, kept / name)
+            (kept / name).write_bytes(read_bytes(folder / name, most=MOST_SMALL))
 
 
 def _check_inside(path: Path) -> None:

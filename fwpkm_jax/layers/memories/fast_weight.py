@@ -61,6 +61,7 @@ class FastWeightInfo(NamedTuple):
         memory of slots has the fields `slot_ids` and `slot_weights`, `[batch, length, places]`.
       measures: how evenly this call used the slots; None for a memory without slots. O(slots) to
         compute, free when unused in jit.
+      query: of each token, the one field with a gradient.
     """
 
     memory_loss: Float[Array, ""]
@@ -69,6 +70,7 @@ class FastWeightInfo(NamedTuple):
     write: Any
     access: Any
     measures: AccessMeasures | None
+    query: Float[Array, "batch length heads key"]
 
 
 class FastWeight(nnx.Module):
@@ -240,10 +242,11 @@ class FastWeight(nnx.Module):
             write=jax.tree.map(jnp.mean, write),
             access=access,
             measures=measures,
+            query=signals.query,
         )
         together = None if partition is not None else sequences
         output = self.merge(read, signals, dtype=dtype, sequences=together)
-        return output, jax.lax.stop_gradient(facts)
+        return output, jax.lax.stop_gradient(facts)._replace(query=signals.query)
 
     def __call__(
         self,

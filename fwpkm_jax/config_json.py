@@ -1,7 +1,5 @@
 """Configurations as JSON: dataclass trees with every name and type checked on the way back."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

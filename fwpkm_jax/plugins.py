@@ -1,8 +1,6 @@
 """Modules of other packages that a run needs: imported where the user names them, never because a
 run's file does, and found by what a configuration uses."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import re

@@ -1,7 +1,5 @@
 """Asks a `LanguageModel` under every condition: written, frozen, reset, with another memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """The audit of a model or run: all lines, in the order in which they are found."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

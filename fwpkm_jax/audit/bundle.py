@@ -4,8 +4,6 @@ A folder of `audit.html` (the page), `audit.json` (its lines), `answers.jsonl` (
 question and condition, from which the headline is computed) and `manifest.json`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence

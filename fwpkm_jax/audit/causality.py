@@ -1,7 +1,5 @@
 """Causality of any program: what stands behind a token moves nothing before it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ A score is a function from a text and a position to what the score gives the tok
 its probability, or 1 if it counts as right and else 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import jax

@@ -1,7 +1,5 @@
 """Whether users stay apart, and whether what was forgotten is gone; for any program."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

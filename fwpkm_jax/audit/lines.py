@@ -1,7 +1,5 @@
 """A line of an audit: what was checked, the verdict, and the numbers behind it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

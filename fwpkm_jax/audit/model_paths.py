@@ -1,7 +1,5 @@
 """Causality and separation of every path of a `LanguageModel`, and of a run's chat."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial

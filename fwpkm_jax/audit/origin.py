@@ -3,8 +3,6 @@
 `audit.asking` makes the records; those of another program can be judged as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 

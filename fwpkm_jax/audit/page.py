@@ -1,7 +1,5 @@
 """An audit as a table for a terminal, and as a self-contained page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The ways in which a `LanguageModel` turns tokens into logits, as paths for the audit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple

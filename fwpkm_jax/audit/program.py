@@ -4,8 +4,6 @@ A program of any origin, such as a model in PyTorch, is audited through an adapt
 functions: `program_lines(Adapter(...), tokens, chunk_sizes=[64])`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol

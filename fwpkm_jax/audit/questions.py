@@ -1,7 +1,5 @@
 """Texts that state values at every depth, and questions about them, from a run's own data."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Whether writing stays stable: the loss behind the first write, and a long text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -4,8 +4,6 @@ RUN may also be a folder that `fwpkm export` wrote, or a bundle, whose headline 
 Exit codes: 0 no check failed; 1 a check failed; 2 wrong command line, or there is no such run.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Mapping, Sequence

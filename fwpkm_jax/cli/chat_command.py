@@ -5,8 +5,6 @@ run was not trained on text, or the memory cannot be loaded or saved; 130 and 14
 SIGTERM, with the memory saved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

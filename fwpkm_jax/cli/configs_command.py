@@ -1,7 +1,5 @@
 """`fwpkm configs`: lists the shipped configs, with the first line of each file."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import textwrap

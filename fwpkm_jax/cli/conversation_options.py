@@ -1,7 +1,5 @@
 """Options that `fwpkm generate` and `fwpkm chat` share."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field

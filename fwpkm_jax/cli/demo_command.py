@@ -6,8 +6,6 @@ codes: 0 done; 2 wrong command line, or the memory cannot be loaded or saved; 13
 SIGINT and SIGTERM, with the memory saved.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 import tempfile

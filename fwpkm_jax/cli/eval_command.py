@@ -5,8 +5,6 @@ explains all results of the run so far. Exit codes: 0 done; 2 wrong command line
 does not suit the run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Sequence

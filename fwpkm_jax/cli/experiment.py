@@ -1,7 +1,5 @@
 """The experiment that a command line of `fwpkm train` asks for."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import types
@@ -108,12 +106,12 @@ def parse_command_line(
         if not options & {"run_dir", "help", "h"}:
             raise ValueError(f"--base {first.base} starts a new run; name its --run_dir.")
         origin, experiment = "from that run", read_experiment(first.base)
-        if first.add_memory:
-            experiment = with_memories(experiment, first.base)
     else:
         origin = str(default) if named is None else named
         check_local(origin, "config")
         experiment = load_config(origin)
+    if first.add_memory:
+        experiment = with_memories(experiment, str(named or first.base))
     chosen: Experiment = read_options(
         Experiment,
         arguments,
@@ -128,23 +126,23 @@ def parse_command_line(
     return _with_fitting_vocabulary(chosen, experiment.data)
 
 
-def with_memories(experiment: Experiment, base: str) -> Experiment:
-    """A run's configuration with two memories in it, which alone are trained.
+def with_memories(experiment: Experiment, origin: str) -> Experiment:
+    """A configuration with two memories in it, which alone are trained.
 
     FwPKM layers of 128 x 128 slots, written every 128 tokens, stand at one and two thirds of the
     depth. A closed gate leaves the model as it was.
 
     Args:
-      experiment: of the run that the new one starts from.
-      base: its path, for messages.
+      experiment: of the run that the new one starts from, or a config.
+      origin: its path or name, for messages.
 
     Raises:
-      ValueError: the run has memories.
+      ValueError: it has memories.
     """
     model = experiment.model
     if model.memory_layers:
         raise ValueError(
-            f"--add_memory: {base} has memories in layers {model.memory_layers}; leave it out."
+            f"--add_memory: {origin} has memories in layers {model.memory_layers}; leave it out."
         )
     depth = len(model.mixers)
     memory = FastWeightConfig(rule=FwPKM(num_subkeys=128), chunk_size=128, gate_residual=True)

@@ -4,8 +4,6 @@
 owner/name` puts it on the Hugging Face Hub.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

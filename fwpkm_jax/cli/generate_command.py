@@ -6,8 +6,6 @@ escapes such as `\\x1b`, in a terminal or a pipe; `continue_text` gives the text
 saved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

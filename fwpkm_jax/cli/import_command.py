@@ -3,8 +3,6 @@
 Each starts a run from existing weights; `fwpkm train --resume RUN` continues its training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

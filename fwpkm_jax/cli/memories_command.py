@@ -3,8 +3,6 @@
 Exit codes: 0 done; 2 wrong command line, no such run or memory, or a memory that others share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

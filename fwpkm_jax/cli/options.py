@@ -1,7 +1,5 @@
 """A command line as an instance of its command's options."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Runs the subcommands of `fwpkm`; only the chosen subcommand's module is imported."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

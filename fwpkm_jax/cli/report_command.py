@@ -1,7 +1,5 @@
 """`fwpkm report RUN`: writes RUN/results/report.html from the existing results."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ continues the run. A signal during compilation ends the program at once.
 If one of several processes (`--distributed...`) ends, the others end too.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

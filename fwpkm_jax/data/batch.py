@@ -1,7 +1,5 @@
 """What a batch is, and which can be made."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

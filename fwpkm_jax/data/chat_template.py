@@ -4,8 +4,6 @@ A chat template is a program that comes with a model. The sandbox keeps it from 
 Python's functions, and what it writes is bounded; its time and its memory are not.
 """
 
-from __future__ import annotations
-
 import datetime
 import functools
 import importlib

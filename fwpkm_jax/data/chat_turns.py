@@ -1,7 +1,5 @@
 """A conversation as a chat template writes it, read one turn after the other."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The contract of a data source: what training, validation and evaluation need of one."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One call from a data configuration to batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fwpkm_jax.data.batch import check_batching

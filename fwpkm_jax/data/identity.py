@@ -1,7 +1,5 @@
 """Knows text by the content of its files, so that a run is resumed with the text it was made of."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Records of JSON lines, and their texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 

@@ -6,8 +6,6 @@ end.
 References: Bai et al. 2023, arXiv:2308.14508; as used by Zhao and Jones 2026, arXiv:2601.00671.
 """
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager

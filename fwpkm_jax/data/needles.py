@@ -1,7 +1,5 @@
 """Hides needles in training text: numbers that are asked for beyond any attention window."""
 
-from __future__ import annotations
-
 import string
 from dataclasses import dataclass
 from typing import Literal

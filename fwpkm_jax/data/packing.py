@@ -1,7 +1,5 @@
 """Rows of fixed length from documents: cut from their concatenation, or fitted whole."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol

@@ -7,8 +7,6 @@ layouts share the format: fixed-length rows of the concatenation of all document
 document.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

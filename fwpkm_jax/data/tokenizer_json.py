@@ -5,8 +5,6 @@ Files beside it in the folder say how a text ends and what a conversation looks 
 transformers library writes them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence

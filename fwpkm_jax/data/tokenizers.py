@@ -4,8 +4,6 @@ All tokenizers follow one convention: no token is added at the start, `encode` a
 and text that spells a control token (`</s>`) is encoded as its characters.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.resources
 from collections.abc import Iterable, Sequence

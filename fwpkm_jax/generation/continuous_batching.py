@@ -22,13 +22,12 @@ from fwpkm_jax.generation.generate import (
     NEW_AT_ONCE,
     Reading,
     ReadOnly,
-    check_stop_ids,
     decode,
     generate,
     with_memory,
 )
 from fwpkm_jax.generation.prompts import attention_room
-from fwpkm_jax.generation.sampling import Sampling
+from fwpkm_jax.generation.sampling import Sampling, check_stop_ids
 from fwpkm_jax.generation.state import GenerationState, grow, init_generation
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.overlays import (
@@ -232,7 +231,6 @@ def step(
     *,
     tokens: int = 1,
     sampling: Sampling | None = None,
-    stop_ids: Sequence[int] = (),
     write: bool = True,
 ) -> Step:
     """The next tokens of all users who have not ended, each written into the user's own memory.
@@ -242,8 +240,8 @@ def step(
       batch: before; cannot be used again.
       tokens: of each user, 1 to 256, before users can join or leave again. Another number compiles
         nothing.
-      sampling: how tokens are chosen; None: the most likely token.
-      stop_ids: tokens that end a user's answer. They are read too. The user keeps its batch slot.
+      sampling: how tokens are chosen and which ones end a user's answer, who keeps the batch slot;
+        None: the most likely token, and no end.
       write: False leaves the memories unchanged.
 
     Returns:
@@ -258,7 +256,7 @@ def step(
     sampling = Sampling() if sampling is None else sampling
     if not 1 <= tokens <= NEW_AT_ONCE:
         raise ValueError(f"tokens={tokens} must lie between 1 and {NEW_AT_ONCE}.")
-    check_stop_ids(stop_ids, model.config.vocab_size)
+    check_stop_ids(sampling, model.config.vocab_size)
     _check_room(model, batch, tokens)
     silent = np.flatnonzero(batch.taken & ~batch.draws)
     if sampling.temperature > 0 and silent.size:
@@ -275,7 +273,6 @@ def step(
         batch.keys,
         np.int32(tokens),
         sampling=sampling,
-        stop_ids=tuple(int(token) for token in stop_ids),
         ragged=True,
         reading=Reading(write),
         read_only=read_only,

@@ -13,7 +13,7 @@ from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import Memory, Shared, put_shared, take_shared
 from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.generation.prompts import check_lengths, check_prompts, check_room, split_prompts
-from fwpkm_jax.generation.sampling import Sampling, choose_tokens
+from fwpkm_jax.generation.sampling import Sampling, check_stop_ids, choose_tokens
 from fwpkm_jax.generation.state import GenerationOutput, GenerationState
 from fwpkm_jax.models.language_model import LanguageModel, Stream
 from fwpkm_jax.models.outputs import StreamOutput
@@ -32,7 +32,6 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling | None = None,
     rng: jax.Array | None = None,
-    stop_ids: Sequence[int] = (),
     write: bool = True,
     chunk_size: ChunkSize | None = None,
     piece_length: int = 512,
@@ -56,10 +55,10 @@ def generate(
       state: from `init_generation` or the previous call; unless `keep_state` is True, its buffers
         are reused, so it cannot be used again.
       max_new_tokens: most tokens generated for each sequence; 0 only reads the prompts.
-      sampling: how tokens are chosen; None: the most likely token.
+      sampling: how tokens are chosen and which ones end a sequence; None: the most likely token,
+        and no end.
       rng: key of all draws, the same in every call of one conversation; required if
         `sampling.temperature` is above 0.
-      stop_ids: tokens that end a sequence, such as the end of a document. They are read too.
       write: False leaves the memories unchanged.
       chunk_size: tokens per write; None: the config's. "flush": tokens wait, see
         `LanguageModel.stream`, and the memories stay unchanged, as in drafts that may be thrown
@@ -105,7 +104,7 @@ def generate(
         )
     if rng is not None:
         check_key(rng)
-    check_stop_ids(stop_ids, vocab_size)
+    check_stop_ids(sampling, vocab_size)
     rows = check_prompts(prompts, batch=batch, vocab_size=vocab_size)
     lengths = np.array([len(row) for row in rows])
     check_lengths(model, state, lengths, max_new_tokens)
@@ -121,7 +120,7 @@ def generate(
         for pieces in split_prompts(rows, piece_length=piece_length):
             state = _prefill(graphdef, params, state, *pieces, **options)
     # With batch 1 the loop ends when the sequence stops, so no step needs a mask.
-    ragged = batch > 1 and (bool(stop_ids) or bool(np.any(state.finished)))
+    ragged = batch > 1 and (bool(sampling.stop_ids) or bool(np.any(state.finished)))
     rng = jax.random.key(0) if rng is None else rng  # The key is not used: greedy.
     blocks: list[Block] = []
     for start in range(0, max_new_tokens, NEW_AT_ONCE):
@@ -130,7 +129,6 @@ def generate(
             # Data of the program, so that another number compiles nothing.
             np.int32(min(NEW_AT_ONCE, max_new_tokens - start)),
             sampling=sampling,
-            stop_ids=tuple(int(token) for token in stop_ids),
             ragged=ragged,
             **options,
         )
@@ -146,12 +144,6 @@ def generate(
         log_probs=jax.device_put(log_probs),
         state=with_memory(state, memory),
     )
-
-
-def check_stop_ids(stop_ids: Sequence[int], vocab_size: int) -> None:
-    """Raises a ValueError unless all of them are tokens."""
-    if any(not 0 <= token < vocab_size for token in stop_ids):
-        raise ValueError(f"stop_ids={tuple(stop_ids)} must lie between 0 and {vocab_size - 1}.")
 
 
 class Block(NamedTuple):
@@ -267,7 +259,7 @@ def _prefill(
 
 @partial(
     jax.jit,
-    static_argnames=("graphdef", "sampling", "stop_ids", "ragged", "reading"),
+    static_argnames=("graphdef", "sampling", "ragged", "reading"),
     donate_argnames="state",
 )
 def decode(
@@ -278,7 +270,6 @@ def decode(
     limit: jax.Array,
     *,
     sampling: Sampling,
-    stop_ids: tuple[int, ...],
     ragged: bool,
     reading: Reading,
     read_only: ReadOnly = _NOTHING,
@@ -296,7 +287,7 @@ def decode(
     if not (jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) and rng.ndim):
         # One key per sequence, so that its draws do not depend on the other sequences.
         keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(batch))
-    stops = jnp.asarray(stop_ids, jnp.int32)
+    stops = jnp.asarray(sampling.stop_ids, jnp.int32)
 
     def unfinished(carry: tuple[jax.Array, GenerationState, Block]) -> jax.Array:
         step, state, _ = carry

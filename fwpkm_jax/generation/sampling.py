@@ -1,5 +1,6 @@
 """Chooses the next token from its logits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -11,7 +12,7 @@ from fwpkm_jax.literals import check_above_0, check_least
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is chosen; the default takes the most likely one.
+    """How the next token is chosen, and which ones end; the default takes the most likely one.
 
     The temperature is applied first, then `top_k`, then `top_p` to the remaining tokens.
 
@@ -31,8 +32,11 @@ class Sampling:
     vocab_size: int | None = None
     """Only ids below this number may be chosen, for models whose embedding table is larger than the
     tokenizer's vocabulary; None: all."""
+    stop_ids: Sequence[int] = ()
+    """Tokens that end a sequence, such as the end of a document. They are read too."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop_ids", tuple(int(token) for token in self.stop_ids))
         check_least(self, temperature=0)
         check_above_0(self, "top_k", "vocab_size")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -42,6 +46,12 @@ class Sampling:
                 f"top_k={self.top_k} and top_p={self.top_p} have no effect at temperature=0, which "
                 "takes the most likely token; set a temperature, 1 for the model's own."
             )
+
+
+def check_stop_ids(sampling: Sampling, vocab_size: int) -> None:
+    """Raises a ValueError unless all of its `stop_ids` are tokens."""
+    if any(not 0 <= token < vocab_size for token in sampling.stop_ids):
+        raise ValueError(f"stop_ids={sampling.stop_ids} must lie between 0 and {vocab_size - 1}.")
 
 
 def choose_tokens(

@@ -5,8 +5,6 @@ tensors are expanded to float32 one after the other. The package `gguf` (extra `
 file.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping

@@ -7,8 +7,6 @@ a random name beside its own, made exclusively; a killed process leaves it, and 
 that locks what the file belongs to removes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

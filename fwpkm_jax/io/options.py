@@ -1,7 +1,5 @@
 """A command line as an instance of a dataclass; tyro reads it and says what is wrong with it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

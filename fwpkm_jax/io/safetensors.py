@@ -8,8 +8,6 @@ The package `safetensors` writes by name only, with a temporary file that a kill
 for ever; `write_tensors` writes into a file that is already open.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """A line that changes on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 from typing import TextIO
 

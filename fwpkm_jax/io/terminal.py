@@ -1,7 +1,5 @@
 """A command line's option names, and what a command says when it fails."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -5,8 +5,6 @@ parses, compares shapes and sizes with the bytes that are there, and only then a
 is wrong ends in an `OutsideFileError`, one line that names file, place and way out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

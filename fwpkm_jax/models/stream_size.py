@@ -1,7 +1,5 @@
 """The memory that the start of a stream takes, known before it is allocated."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

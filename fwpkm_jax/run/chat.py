@@ -1,7 +1,5 @@
 """A chat in a terminal or a pipe: lines in, answers out, commands that begin with a slash."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import signal

@@ -1,7 +1,5 @@
 """Text from a run's model."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fwpkm_jax.generation import Sampling

@@ -100,8 +100,10 @@ class Conversation:
         sampling = sampling or Sampling()
         # The embedding may have more rows than the tokenizer has ids, or fewer.
         vocab_size = sampling.vocab_size or min(self.tokenizer.vocab_size, ids)
-        self._sampling = dataclasses.replace(sampling, vocab_size=vocab_size)
-        self._stop_ids = [token for token in self.tokenizer.stop_ids if token < ids]
+        ends = [token for token in self.tokenizer.stop_ids if token < ids]
+        self._sampling = dataclasses.replace(
+            sampling, vocab_size=vocab_size, stop_ids=[*sampling.stop_ids, *ends]
+        )
         self._rng, self._write = jax.random.key(seed), write
         memory = jax.tree.map(lambda x: x[:1], run.memory)  # The first group, for one sequence.
         self.state: GenerationState = init_generation(self._model, memory, batch=1, max_length=1)
@@ -229,7 +231,6 @@ class Conversation:
             max_new_tokens=count,
             sampling=self._sampling,
             rng=self._rng,
-            stop_ids=self._stop_ids,
             write=self._write and not aside,
             keep_state=aside,
         )

@@ -1,7 +1,5 @@
 """Evaluations of a training run."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A finished or running training run, opened for reading."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple

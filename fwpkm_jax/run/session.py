@@ -1,7 +1,5 @@
 """One training session: records, validation, checkpoints, clean stop on a signal."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import signal

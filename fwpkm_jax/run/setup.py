@@ -1,7 +1,5 @@
 """Builds the parts of a training run from its configuration, one function for each."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Trains a run from its configuration to its results; continues an interrupted run."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from pathlib import Path

@@ -5,8 +5,6 @@
 this process and ends with it.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import re

@@ -6,8 +6,6 @@ compiled and written again. Machines that write the same one at the same time wr
 may stand for each other, and one of them stays.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """The host's memory: arrays that devices take over as they are, and what is freed given back."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

@@ -5,8 +5,6 @@ Storage and `memory://` have in common. What needs several objects is therefore 
 one that names the others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import re

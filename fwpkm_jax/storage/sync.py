@@ -13,8 +13,6 @@ An error of the store is a `StoreError`, and never counts as damage: nothing is 
 or left out for it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Averages of weights while they train: the schedule-free one, and a moving average beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Compiles while Python keeps answering signals."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

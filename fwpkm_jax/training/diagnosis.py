@@ -1,7 +1,5 @@
 """Finds the first value that is not finite after a loss or a gradient became NaN or infinite."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

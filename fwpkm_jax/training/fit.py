@@ -1,7 +1,5 @@
 """A training loop for any step function; it needs no model, file or configuration."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

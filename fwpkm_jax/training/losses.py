@@ -1,7 +1,5 @@
 """The loss of a batch: weighted cross-entropies, computed for a block of tokens at a time."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import optax

@@ -1,7 +1,5 @@
 """How a batch is split into micro-batches, and which memory each micro-batch starts from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """The optimiser of the slow weights by name, the schedule of its learning rate, clipping."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -5,8 +5,6 @@ structures, one with full attention and one with windows. Each step draws which 
 from its random key, which is the same on every device.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import NamedTuple
 

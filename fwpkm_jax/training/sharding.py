@@ -1,7 +1,5 @@
 """A run over several devices: the mesh, and the layout of the state's arrays and the batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The state that a run carries from step to step, and names for its arrays."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Sequence

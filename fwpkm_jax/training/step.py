@@ -1,7 +1,5 @@
 """One training step: micro-batches, the loss, gradients of the slow weights, the update."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

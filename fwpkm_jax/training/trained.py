@@ -1,7 +1,5 @@
 """Which slow weights a run trains: all of them, or those that match patterns; others are frozen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Length of a run, its batches and memories, and the settings that do not change its results."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

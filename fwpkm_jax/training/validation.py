@@ -1,7 +1,5 @@
 """Loss on held-out batches while training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -36,7 +36,7 @@ class Script:
         self.read, self.answers = [], []
         monkeypatch.setattr(conversation, "generate", self)
 
-    def __call__(self, model, prompts, state, *, max_new_tokens, stop_ids, **options):
+    def __call__(self, model, prompts, state, *, max_new_tokens, sampling, **options):
         answer = list(self.answers.pop(0)) if max_new_tokens else []
         tokens = [*map(int, prompts[0]), *answer]
         self.read += tokens
@@ -45,7 +45,7 @@ class Script:
             lengths=np.array([len(answer)]),
             log_probs=np.zeros((1, len(answer))),
             state=state._replace(
-                finished=np.array([bool(answer) and answer[-1] in stop_ids]),
+                finished=np.array([bool(answer) and answer[-1] in sampling.stop_ids]),
                 num_read=state.num_read + len(tokens),
             ),
         )

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import io
 import json
+import logging
 import os
 import resource
 import selectors
@@ -385,6 +386,9 @@ def _child(name: str, folder: Path, numbers: str | None) -> None:
         return
     listed = json.loads((folder / "cases.json").read_text())
     out = os.fdopen(os.dup(1), "w")
+    # Orbax drops its other reads where one fails; they would be told while a later case runs.
+    sys.unraisablehook = lambda unraisable: None
+    logging.getLogger("asyncio").disabled = True
 
     for command in {listed[int(n)][0]: 0 for n in numbers.split(",")}:  # The first time imports.
         _copied(good, work)

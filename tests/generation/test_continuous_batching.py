@@ -213,7 +213,7 @@ def test_a_stop_token_ends_a_user_until_it_joins_again(prompt):
     assert stop != first.tokens[carol, 0], "the example shows both"
     batch, carol = join(model, leave(first.batch, carol).batch, PROMPTS["carol"])
     batch, again = join(model, batch, PROMPTS["bob"])
-    out = step(model, batch, tokens=2, stop_ids=[stop])
+    out = step(model, batch, tokens=2, sampling=Sampling(stop_ids=[stop]))
     assert out.tokens[again].tolist() == [stop, -1]
     assert not out.waiting[again]
     batch, user = leave(out.batch, again)
@@ -268,7 +268,7 @@ def refused(changes):
         ),
         ({"tokens": 0}, "tokens=0 must lie between 1 and 256"),
         ({"tokens": 257}, "tokens=257 must lie between 1 and 256"),
-        ({"stop_ids": [11]}, r"stop_ids=\(11,\) must lie between 0 and 10"),
+        ({"sampling": Sampling(stop_ids=[11])}, r"stop_ids=\(11,\) must lie between 0 and 10"),
         (
             {"sampling": DRAW},
             "temperature=1.0 draws tokens, and the user in batch slot 0 joined without",

@@ -193,7 +193,13 @@ def test_prompts_of_any_lengths_give_what_each_gives_alone(groups, write):
     assert min(lengths) < max(lengths) == 6, "the example shows both ends"
     model, _, state = start(batch=3, groups=groups)
     out = generate(
-        model, rows, state, max_new_tokens=6, stop_ids=[stop_id], write=write, piece_length=4
+        model,
+        rows,
+        state,
+        max_new_tokens=6,
+        sampling=Sampling(stop_ids=[stop_id]),
+        write=write,
+        piece_length=4,
     )
     np.testing.assert_array_equal(out.lengths, lengths)
     np.testing.assert_array_equal(out.state.num_drawn, lengths)  # Stopped rows draw no more.
@@ -214,8 +220,8 @@ def test_prompts_of_any_lengths_give_what_each_gives_alone(groups, write):
 
 @pytest.mark.thorough
 def test_a_call_cut_in_two_gives_what_one_gives():
-    sampling = Sampling(temperature=0.9, top_k=9, top_p=0.95)
-    run = functools.partial(generate, sampling=sampling, rng=jax.random.key(3), stop_ids=[5])
+    sampling = Sampling(temperature=0.9, top_k=9, top_p=0.95, stop_ids=[5])
+    run = functools.partial(generate, sampling=sampling, rng=jax.random.key(3))
     rows = prompts(3, 4, 6)
 
     def in_calls(lengths, **options):
@@ -242,10 +248,10 @@ def test_a_finished_sequence_goes_on_with_a_new_prompt():
     model, _, state = start(batch=1, groups=1)
     (row,) = prompts(2)
     first = by_hand(row, 1, stop_id=None, write=True)[0][0]
-    out = generate(model, [row], state, max_new_tokens=4, stop_ids=[first])
+    out = generate(model, [row], state, max_new_tokens=4, sampling=Sampling(stop_ids=[first]))
     assert out.lengths.tolist() == [1]
     assert bool(out.state.finished[0])
-    still = generate(model, None, out.state, max_new_tokens=4, stop_ids=[first])
+    still = generate(model, None, out.state, max_new_tokens=4, sampling=Sampling(stop_ids=[first]))
     assert still.lengths.tolist() == [0]
     again = generate(model, [row], still.state, max_new_tokens=4)
     whole = [*row, first, *row]
@@ -267,7 +273,7 @@ def test_each_token_has_a_draw_and_a_sequence_without_a_prompt_keeps_its_logits(
 @pytest.mark.thorough
 def test_other_lengths_of_prompts_and_answers_compile_nothing(caplog):
     model, _, state = start(replace(SMALL, mixers=("attention",)), batch=1, groups=1, max_length=99)
-    options = {"stop_ids": [0], "piece_length": 8}
+    options = {"sampling": Sampling(stop_ids=[0]), "piece_length": 8}
     # A piece with padding, and whole ones.
     state = generate(model, prompts(9), state, max_new_tokens=3, **options).state
     with jax.log_compiles():
@@ -305,7 +311,9 @@ def test_weights_that_were_put_onto_a_device_compile_each_program_once(caplog, t
 def test_an_answer_of_several_blocks_is_that_of_one(monkeypatch):
     def answers():
         model, _, state = start(batch=2, groups=2)
-        return generate(model, prompts(3, 9), state, max_new_tokens=7, stop_ids=[0])
+        return generate(
+            model, prompts(3, 9), state, max_new_tokens=7, sampling=Sampling(stop_ids=[0])
+        )
 
     whole = answers()
     module = importlib.import_module("fwpkm_jax.generation.generate")  # Not the function.
@@ -327,7 +335,7 @@ def test_a_decoding_loop_copies_no_table():
     graphdef, params = nnx.split(model)
     text = decode.lower(
         *(graphdef, params, state, jax.random.key(0), np.int32(4)),
-        **{"sampling": Sampling(), "stop_ids": (), "ragged": False, "reading": Reading()},
+        **{"sampling": Sampling(), "ragged": False, "reading": Reading()},
     )
     lines = text.compile().as_text().splitlines()
     tables = [line for line in lines if "1600,6]" in line]
@@ -344,7 +352,7 @@ def test_a_decoding_loop_copies_no_table():
         ({"prompts": [[1], [0.5]]}, r"prompts\[1\] has shape \(1,\) and dtype float64"),
         ({"prompts": [[1], []]}, "Sequence 1 has no token to continue from"),
         ({"max_new_tokens": -1}, "max_new_tokens=-1"),
-        ({"stop_ids": [17]}, r"stop_ids=\(17,\) must lie between 0 and 16"),
+        ({"sampling": Sampling(stop_ids=[17])}, r"stop_ids=\(17,\) must lie between 0 and 16"),
         ({"sampling": Sampling(temperature=1.0)}, "temperature=1.0 draws tokens; give rng"),
         ({"max_new_tokens": 8}, r"keeps max_length=8 tokens, and a sequence may reach 9"),
     ],
@@ -362,7 +370,7 @@ def test_a_memory_that_is_not_finite_ends_its_sequence_and_no_other(stop_ids):
     """Of two users' memories in one batch one holds NaN."""
     model, memory, state = start(batch=2, groups=2)
     rows = prompts(7, 4)
-    options = {"max_new_tokens": 9, "stop_ids": stop_ids}
+    options = {"max_new_tokens": 9, "sampling": Sampling(stop_ids=stop_ids)}
     sound = generate(model, rows, state, **options)
     assert not np.any(sound.failed)
     broken = jax.tree.map(lambda x: x.at[0].set(jnp.nan), memory)

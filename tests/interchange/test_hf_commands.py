@@ -380,6 +380,32 @@ def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(run_page, 
     assert capsys.readouterr().out.removesuffix("\n").endswith(answered)
 
 
+def test_a_link_out_of_a_received_model_is_not_kept_and_one_of_the_hubs_cache_is(
+    folder, tmp_path, capsys
+):
+    received = tmp_path / "received"
+    shutil.copytree(folder, received)
+    secret = tmp_path / "secret"
+    secret.write_text("{# what the user never shares #}")
+    (received / "chat_template.jinja").symlink_to(secret)
+    assert program.main(["import", "hf", str(received), str(tmp_path / "run")]) == 2
+    assert "chat_template.jinja is a link out of its folder; put" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    (received / "chat_template.jinja").unlink()
+    with (received / "chat_template.jinja").open("wb") as zeros:
+        zeros.truncate(3 * 2**30)
+    assert program.main(["import", "hf", str(received), str(tmp_path / "run")]) == 2
+    assert "chat_template.jinja has 3,221,225,472 bytes" in capsys.readouterr().err
+
+    snapshot = tmp_path / "models--o--m" / "snapshots" / ("a" * 40)
+    shutil.copytree(folder, snapshot)
+    blob = tmp_path / "models--o--m" / "blobs" / "b"
+    blob.parent.mkdir()
+    (snapshot / "config.json").rename(blob)
+    (snapshot / "config.json").symlink_to("../../blobs/b")
+    assert program.main(["import", "hf", str(snapshot), str(tmp_path / "run")]) == 0
+
+
 @pytest.mark.extras
 @pytest.mark.skipif(
     find_spec("torch") is None or find_spec("transformers") is None,

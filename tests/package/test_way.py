@@ -23,6 +23,9 @@ pytestmark = [pytest.mark.two_phase, pytest.mark.compiled_text]
 ROOMS = tuple(package.__path__[0] for package in (fwpkm_jax, pallas_kernels))
 
 
+MOST_PARAMETERS, MOST_METHODS = 10, 20
+
+
 class Way(NamedTuple):
     """The code that runs while a function is traced on a CPU: the first three count it, the last
     is the number of functions that call each other."""
@@ -111,3 +114,19 @@ def test_the_way_through_a_model_with_a_memory_stays_short(name):
     found = way_of(traced, params, memory, tokens)
     over = [x for x, y, z in zip(Way._fields, found, LIMITS[name], strict=True) if y > z]
     assert not over, f"{found}: {over} exceed {LIMITS[name]}"
+
+
+def test_functions_have_few_parameters_and_classes_few_methods():
+    many = []
+    for path in (path for room in ROOMS for path in Path(room).rglob("*.py")):
+        if path.parent.name == "programs":
+            continue  # Exported; what they take is the transformers library's choice.
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                taken = [one for one in taken if one.arg not in ("self", "cls")]
+                many += [(path.name, node.name)] * (len(taken) > MOST_PARAMETERS)
+            if isinstance(node, ast.ClassDef):
+                methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
+                many += [(path.name, node.name)] * (len(methods) > MOST_METHODS)
+    assert many == []

@@ -190,3 +190,5 @@ def test_a_run_with_memories_gets_no_others(trained):
     command = ["--base", str(run_dir), "--add_memory", "--run_dir", str(run_dir.parent / "more")]
     with pytest.raises(ValueError, match=r"new has memories in layers \(1,\); leave it out"):
         parse_command_line(command, default="recall")
+    with pytest.raises(ValueError, match="recall has memories in layers"):
+        parse_command_line(["recall", *command], default="recall")

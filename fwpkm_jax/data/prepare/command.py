@@ -1,7 +1,5 @@
 """The command `python -m fwpkm_jax.data.prepare SOURCE`, which writes tokenised files."""
 
-from __future__ import annotations
-
 import abc
 import os
 from collections.abc import Iterator, Sequence

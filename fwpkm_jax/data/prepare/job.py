@@ -4,8 +4,6 @@ The manifest `NAME.json` is written after `NAME.bin` and `NAME.idx`: if it exist
 complete. Before that, `NAME.partial.json` says how much of the partial files is valid.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

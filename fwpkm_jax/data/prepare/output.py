@@ -1,7 +1,5 @@
 """Writes tokenised files that can be truncated to any saved point."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

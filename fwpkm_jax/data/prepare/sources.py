@@ -1,7 +1,5 @@
 """What is written down: parts in order, whose documents can be read from any place on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,14 +1,12 @@
 """Files of text wherever they lie: on this machine, in a bucket, in a data set of the hub."""
 
-from __future__ import annotations
-
 import abc
 import gzip
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, BinaryIO, cast
 
 from fwpkm_jax.data.identity import MOST_NAMED, WHOLE, identity
 from fwpkm_jax.data.streams.hub import HUB, HubName, check_hub_name, fetch_file, list_files
@@ -168,7 +166,7 @@ class HubFile(AbstractDataFile):
     def size(self) -> int:
         return self.bytes
 
-    def open(self) -> IO[bytes]:
+    def open(self) -> BinaryIO:
         return open_file(fetch_file(self.repository, self.path))
 
     def identity(self, *, sampled: bool) -> str:

@@ -4,8 +4,6 @@ Whatever a file's kind, its reader gives `Piece`s and can start again at the pla
 a byte of a `.jsonl` or `.txt` file, a row of Parquet or Arrow, an entry and a token of a `.bin`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path

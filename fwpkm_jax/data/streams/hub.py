@@ -4,8 +4,6 @@ The package huggingface_hub (extra `hf`) does the work: its cache, its login, do
 after a lost connection. `HF_ENDPOINT` names another hub.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

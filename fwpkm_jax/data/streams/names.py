@@ -1,7 +1,5 @@
 """Which files of a folder are read: one choice for this machine, buckets and the hub."""
 
-from __future__ import annotations
-
 import fnmatch
 import logging
 import re

@@ -1,7 +1,5 @@
 """Columns of Parquet and Arrow files, a few rows at a time, in bounded memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from struct import unpack_from
 from typing import IO, Any

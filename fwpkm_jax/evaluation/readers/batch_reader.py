@@ -19,7 +19,7 @@ from fwpkm_jax.core.streams.pending import ChunkSize
 from fwpkm_jax.evaluation.readers.finite import likeliest, not_finite, require_finite
 from fwpkm_jax.evaluation.readers.stream_reader import flush, label_losses, reset_caches
 from fwpkm_jax.evaluation.record import first_group
-from fwpkm_jax.generation import GenerationState, generate, init_generation
+from fwpkm_jax.generation import GenerationState, Sampling, generate, init_generation
 from fwpkm_jax.generation.prompts import split_prompts
 from fwpkm_jax.literals import check_least, check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
@@ -270,17 +270,17 @@ class BatchReader:
     ) -> list[np.ndarray]:
         answers = [_EMPTY for _ in rows]
         prompts: Sequence[np.ndarray] | None = [row.question for row in rows]
-        left, stops = limit, np.asarray(list(stop_ids), np.int32)
+        left, sampling = limit, Sampling(stop_ids=stop_ids)
         while True:
             # A memory that goes on must not hold tokens behind the end of an answer.
             new = min(left, 1 if self._keeps else _TOKENS_AT_ONCE)
-            output = self._generate(prompts, state, max_new_tokens=new, stop_ids=stop_ids)
+            output = self._generate(prompts, state, max_new_tokens=new, sampling=sampling)
             state, prompts, left = output.state, None, left - new
             if output.failed.any():
                 raise not_finite("The answer")
             for index, block in enumerate(np.asarray(output.tokens)):
                 block = block[: int(output.lengths[index])]
-                block = block[~np.isin(block, stops)]
+                block = block[~np.isin(block, sampling.stop_ids)]
                 answers[index] = np.concatenate([answers[index], block])
             finished = np.asarray(state.finished)
             if left <= 0 or all(

@@ -19,7 +19,7 @@ from fwpkm_jax.interchange.hf.card import CARD, model_card
 from fwpkm_jax.interchange.hf.described import changes, config_text
 from fwpkm_jax.interchange.hf.families import FAMILIES
 from fwpkm_jax.interchange.hf.hub import check_push, push_folder
-from fwpkm_jax.interchange.hf.imported import HUB, KEPT, SMALL_FILES, TENSORS
+from fwpkm_jax.interchange.hf.imported import HUB, KEPT, MOST_SMALL, SMALL_FILES, TENSORS
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
 from fwpkm_jax.interchange.hf.pytorch import (
@@ -43,7 +43,6 @@ from fwpkm_jax.storage.addresses import read_small, scheme_of
 from fwpkm_jax.training.runs.mirror import run_folder
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
-_MOST_SMALL = 2**27  # Bytes of a tokenizer.
 _DTYPES: Mapping[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -104,7 +103,7 @@ def export_model(
                 read_json(kept / name, kind=dict) for name in ("config.json", TENSORS)
             )
             there = [name for name in SMALL_FILES if os.path.lexists(kept / name)]
-            files = {name: read_bytes(kept / name, most=_MOST_SMALL) for name in there}
+            files = {name: read_bytes(kept / name, most=MOST_SMALL) for name in there}
             if changed := changes(model_config(text), model):
                 raise ValueError(
                     f"{run_dir} has another model than was imported ({changed[0]}), which its "
@@ -276,9 +275,9 @@ def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict
         path = Path(name).expanduser()
         try:
             if remote:
-                content = read_small(name, most=_MOST_SMALL)
+                content = read_small(name, most=MOST_SMALL)
             else:
-                content = read_bytes(path, most=_MOST_SMALL)
+                content = read_bytes(path, most=MOST_SMALL)
             load_tokenizer(name if remote else str(path))
         except FileNotFoundError:
             why = "is not there any more"

@@ -1,6 +1,5 @@
 """Starts a run from a folder of the transformers library."""
 
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from fwpkm_jax.interchange.hf.model_folder import (
 )
 from fwpkm_jax.interchange.imported_run import check_empty, start_run
 from fwpkm_jax.io.atomic import write_json
-from fwpkm_jax.io.untrusted import OutsideFileError
+from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.run.load import IMPORTED
@@ -38,6 +37,8 @@ SMALL_FILES = (
     *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
     "generation_config.json",
 )
+MOST_SMALL = 2**27
+"""Bytes of a tokenizer."""
 
 
 def import_model(
@@ -190,15 +191,33 @@ def _check_tokenizer(folder: Path, model: ModelConfig, say: Callable[[str], None
 
 
 def copy_small_files(folder: Path, kept: Path) -> None:
-    """Keeps a model's tokenizer and settings of generation, as far as there are any."""
+    """Keeps a model's tokenizer and settings of generation, as far as there are any.
+
+    Raises:
+      OutsideFileError: one is too large, or a link out of the folder; an export would pass on what
+        it leads to.
+    """
     kept.mkdir()
     for name in SMALL_FILES:
         if (folder / name).is_file():
-            shutil.copyfile(folder / name, kept / name)
+            _check_inside(folder / name)
+            (kept / name).write_bytes(read_bytes(folder / name, most=MOST_SMALL))
+
+
+def _check_inside(path: Path) -> None:
+    """Refuses a link out of a folder; of a model in the hub's cache, out of `models--OWNER--NAME`,
+    whose snapshots are links.
+    """
+    folder = path.parent.resolve()
+    home = folder.parents[1] if folder.parent.name == "snapshots" else folder
+    if not path.resolve().is_relative_to(home):
+        problem = "is a link out of its folder"
+        raise OutsideFileError(path, problem, otherwise="put what it names in its place")
 
 
 def _keep_files(folder: Path, kept: Path, source: ModelFolder) -> None:
     """Copies what is small, and writes down what the tensors were."""
+    _check_inside(folder / "config.json")
     copy_small_files(folder, kept)
     exported = {NOTE, "auto_map"} if NOTE in source.text else set()  # An export writes its own.
     text = {key: value for key, value in source.text.items() if key not in exported}

@@ -1,7 +1,5 @@
 """Checks of a tree of arrays: a checksum per array, and the names of arrays that are not finite."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Adapts a checkpoint's memories to a run with another number of memory groups."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import jax

@@ -5,8 +5,6 @@ one device, and the mesh may differ from the one that it was saved with. If one 
 checkpoint damaged, all processes treat it as damaged.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -1,7 +1,5 @@
 """Writes a run's metrics: always to `metrics.jsonl`, on request to TensorBoard and W&B."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

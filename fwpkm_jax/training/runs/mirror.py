@@ -7,8 +7,6 @@ Orbax itself completes a checkpoint in S3 by copying objects one by one, so a ki
 part that looks whole; this is why it writes to the folder.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -4,8 +4,6 @@ JAX's distributed runtime connects them. The functions here tell every process t
 failed or received a stop signal, and what the first process found in the run directory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """The lines that a run prints while it trains."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Mapping
 from typing import TextIO

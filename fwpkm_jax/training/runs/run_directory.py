@@ -1,7 +1,5 @@
 """A run's directory: its configuration, and a record of the sessions that wrote to it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

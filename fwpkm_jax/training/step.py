@@ -120,8 +120,8 @@ def make_train_step(
     config = _StepConfig(micro_batches, memory, train, loss_block, remat, partition)
     if memory.address_loss and partition is not None:
         raise ValueError(
-            f"training.memory.address_loss={memory.address_loss} compares all queries of a row on one "
-            "device; train on one, or set it to 0."
+            f"training.memory.address_loss={memory.address_loss} compares all queries of a row on "
+            "one device; train on one, or set it to 0."
         )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -279,8 +279,8 @@ def _address_loss(info: Mapping[str, Any], micro: Batch) -> jax.Array:
     """The mean of the memory layers' address losses."""
     if "answer_distance" not in micro or not info:
         raise ValueError(
-            "training.memory.address_loss needs a model with memory layers, and data that say where "
-            "an answer was told: sessions (data.sessions) or generated facts."
+            "training.memory.address_loss needs a model with memory layers, and data that say "
+            "where an answer was told: sessions (data.sessions) or generated facts."
         )
     distance, segments = micro["answer_distance"], micro.get("segment_ids")
     of_layers = [

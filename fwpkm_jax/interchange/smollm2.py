@@ -48,7 +48,7 @@ MEMORY = FastWeightConfig(
 
 
 def smollm2_run(directory: Path, *, say: Callable[[str], None] = print) -> Path:
-    """The run's directory, which is made if it is not there: half a minute, 0.6 GB.
+    """The run's directory, which is made if it is not there: a minute or two, 0.35 GB.
 
     Raises:
       ValueError: the model's package is not installed.

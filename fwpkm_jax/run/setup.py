@@ -401,7 +401,6 @@ def compile_step(setup: Setup, state: TrainState, batch: Batch) -> TrainStep:
         loss_block=config.loss_block,
         remat=config.remat,
         partition=setup.partition,
-        address_loss=config.address_loss,
     )
     return compile_answering(step, state, batch)
 

@@ -40,10 +40,14 @@ class MemoryConfig:
     lifetime: Literal["carried", "batch"] = "carried"
     """carried: each step starts from the memory that the last step wrote. batch: each batch starts
     from the initial memory."""
+    address_loss: float = 0.0
+    """Weight of a loss that draws the query of a question to that of the statement which it asks
+    for, in every memory layer (`training.losses.address_loss`). Needs data that say where an answer
+    was told; 0: none."""
 
     def __post_init__(self) -> None:
         check_literals(self)
-        check_least(self, groups=1)
+        check_least(self, groups=1, address_loss=0)
 
 
 class TrainState(NamedTuple):

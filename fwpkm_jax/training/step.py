@@ -54,8 +54,6 @@ class _StepConfig(NamedTuple):
     """Which activations the backward pass recomputes, see `models.remat.Remat`."""
     partition: Partition | None
     """Layout of state and batch over devices; None: one device."""
-    address_loss: float
-    """Weight of the address loss."""
 
 
 class _Gradients(NamedTuple):
@@ -85,7 +83,6 @@ def make_train_step(
     loss_block: int = 2048,
     remat: Remat | None = None,
     partition: Partition | None = None,
-    address_loss: float = 0.0,
 ) -> jax.stages.Wrapped:
     """The jitted training step; it donates its input state, which cannot be used afterwards.
 
@@ -102,7 +99,8 @@ def make_train_step(
       optimizer: from `make_optimizer`.
       schedule: its learning rate, for the metrics.
       micro_batches: pieces of a batch, processed one after the other.
-      memory: groups and lifetime.
+      memory: groups, lifetime and the weight of `losses.address_loss`, which needs batches with
+        `answer_distance`.
       train: patterns of the parameters that train, see `OptimizerConfig.train`.
       windowed: another structure for the same weights, used in randomly drawn steps; both
         structures are compiled.
@@ -110,7 +108,6 @@ def make_train_step(
       remat: which activations the backward pass recomputes, see `models.remat.Remat`.
       partition: of state and batch over devices, laid out as in `training.sharding`; None: one
         device.
-      address_loss: weight of `losses.address_loss`, for batches with `answer_distance`.
 
     Returns:
       `step(state, batch) -> (state, metrics)`. Metrics are float32 scalars: `loss` in nats,
@@ -120,16 +117,16 @@ def make_train_step(
       used it. With `segment_ids` in the batch also `padding`, the share of inputs that are
       padding.
     """
-    config = _StepConfig(micro_batches, memory, train, loss_block, remat, partition, address_loss)
-    if address_loss and partition is not None:
+    config = _StepConfig(micro_batches, memory, train, loss_block, remat, partition)
+    if memory.address_loss and partition is not None:
         raise ValueError(
-            f"training.address_loss={address_loss} compares all queries of a row on one device; "
-            "train on one, or set it to 0."
+            f"training.memory.address_loss={memory.address_loss} compares all queries of a row on "
+            "one device; train on one, or set it to 0."
         )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         names = ["tokens", "loss_weight", "segment_ids"]
-        names += ["answer_distance"] * (address_loss > 0)
+        names += ["answer_distance"] * (memory.address_loss > 0)
         batch = {name: batch[name] for name in names if name in batch}
         found, drawn = _drawn_gradients(graphdef, windowed, state, batch, config)
         if partition is None:
@@ -271,10 +268,10 @@ def _micro_batch_loss(
     if output.router_loads:
         balance = model.config.experts.balance_weight * balance_loss(output.router_loads)
         loss, layers["balance_loss"] = loss + balance / config.micro_batches, balance
-    if config.address_loss:
+    if config.memory.address_loss:
         address = _address_loss(output.info, micro)
-        loss += config.address_loss * address / config.micro_batches
-        layers["address_loss"] = config.address_loss * address
+        loss += config.memory.address_loss * address / config.micro_batches
+        layers["address_loss"] = config.memory.address_loss * address
     return loss, (output.memory, (layers, output.pkm_statistics))
 
 
@@ -282,8 +279,8 @@ def _address_loss(info: Mapping[str, Any], micro: Batch) -> jax.Array:
     """The mean of the memory layers' address losses."""
     if "answer_distance" not in micro or not info:
         raise ValueError(
-            "training.address_loss needs a model with memory layers, and data that say where an "
-            "answer was told: sessions (data.sessions) or generated facts."
+            "training.memory.address_loss needs a model with memory layers, and data that say "
+            "where an answer was told: sessions (data.sessions) or generated facts."
         )
     distance, segments = micro["answer_distance"], micro.get("segment_ids")
     of_layers = [

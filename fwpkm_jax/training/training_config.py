@@ -44,10 +44,6 @@ class TrainingConfig:
     """Pieces of a batch, processed one after the other to save memory."""
     loss_block: int = 2048
     """Tokens whose logits are in memory at once in the training loss; fewer take less memory."""
-    address_loss: float = 0.0
-    """Weight of a loss that draws the query of a question to that of the statement which it asks
-    for, in every memory layer (`training.losses.address_loss`). Needs data that say where an answer
-    was told; 0: none."""
     remat: Remat | None = None
     """Rematerialisation: less memory, more time. block: the backward pass computes each layer's
     activations again, except those of its fast-weight memory. dots: except also results of linear
@@ -69,6 +65,6 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         check_literals(self)
         check_least(self, steps=1, batch_size=1, micro_batches=1, loss_block=1, log_every=1)
-        check_least(self, validate_every=1, validation_batches=0, address_loss=0)
+        check_least(self, validate_every=1, validation_batches=0)
         check_share(self, "window_probability")
         check_split(self.batch_size, micro_batches=self.micro_batches, memory=self.memory)

@@ -277,9 +277,10 @@ def test_the_address_loss_draws_a_question_to_its_statement():
     batch["answer_distance"][:, 9] = 5
     memory = MemoryConfig(groups=4, lifetime="batch")
     _, plain = take_step(memory, batch)
-    _, metrics = take_step(memory, batch, address_loss=2.0)
+    drawn = MemoryConfig(groups=4, lifetime="batch", address_loss=2.0)
+    _, metrics = take_step(drawn, batch)
     np.testing.assert_allclose(metrics["loss"], plain["loss"], rtol=1e-5)
     assert metrics["address_loss"] > 0
     assert metrics["grad_norm"] != plain["grad_norm"]
     with pytest.raises(ValueError, match="say where an answer was told"):
-        take_step(memory, sample_batch(), address_loss=2.0)
+        take_step(drawn, sample_batch())

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.data import TextData
 from fwpkm_jax.interchange.gguf import import_gguf
 from fwpkm_jax.interchange.imported_run import start_run
 from fwpkm_jax.interchange.weights import Weights, abstract_weights
+from fwpkm_jax.io.safetensors import SafetensorsFile
 from fwpkm_jax.layers.memories.config import FastWeightConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules.fwpkm import FwPKM
@@ -97,7 +97,8 @@ def with_memory(base: Path, new: Path, *, weights: Path | None = None) -> None:
         run_dir=str(new),
     )
     arrays = dict(Weights(run.params, {}).named())
-    arrays |= load_file(weights or FOLDER / "memory.safetensors")
+    stored = SafetensorsFile(weights or FOLDER / "memory.safetensors")
+    arrays |= {name: stored.read(name) for name in stored}
     like = abstract_weights(experiment.model)
     for name, leaf in like.named().items():
         if name not in arrays:  # The table and its history are empty.

@@ -271,7 +271,8 @@ def test_a_reader_whose_memory_changes_meanwhile_reads_the_new_one(
     with monkeypatch.context() as patch:
         patch.setattr(Store, "download", download)
         if change_to == "deleted":
-            with pytest.raises(FileNotFoundError, match=f"no memory 'bob' in {folder}, but carol"):
+            said = f"no memory 'bob' in {folder}; there are carol"
+            with pytest.raises(FileNotFoundError, match=said):
                 memories.load(folder, "bob", model)
         else:
             assert_same(memories.load(folder, "bob", model), new)

@@ -1,7 +1,5 @@
 """Low-rank updates (LoRA) of linear maps: two thin factors beside a kernel that can stay frozen."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -80,7 +80,40 @@ class TitansInfo(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TitansRule(AbstractGradientRule):
+class TitansShape:
+    """The network of a Titans memory and how it is written: what a rule and its layer share."""
+
+    depth: int = 2
+    """Matrices of the network, 1 to 4, GELU between them; 1 is a matrix memory."""
+    residual_norm: bool = True
+    """Norms the network's output and adds its input."""
+    write_size: int = 1
+    """Tokens whose gradients are summed into one step; they share momentum and forgetting."""
+    momentum_order: int = 1
+    """How many momenta follow each other; 2 is a momentum of the momentum, 0 is none."""
+    max_gradient_norm: float | None = None
+    """Bounds the norm of each tensor's gradient, smoothly."""
+    bias: bool = False
+    """Adds a bias behind each matrix."""
+    write_norm: bool = True
+    """Writes the norm's scale too; off: every write leaves it as it is."""
+    orthogonalize: bool = False
+    """Makes each matrix's step nearly orthogonal by Newton-Schulz iterations."""
+    average_steps: bool = False
+    """After the i-th write of a chunk the weights are those before the chunk plus the mean of its i
+    steps, as TTT has it; off: plus their sum. A rule then needs `momentum_order=0` and `forget=0`;
+    a layer needs a `chunk_size`, and adds a learned number to each mean's factor 1 / i."""
+    norm_bias: bool = False
+    """Adds a bias behind the output's norm."""
+    gelu: Literal["exact", "tanh"] = "exact"
+    """Form of the GELU between the matrices."""
+
+    def __post_init__(self):
+        check_literals(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TitansRule(TitansShape, AbstractGradientRule):
     """A network M that takes a step on `||M(key) - value||^2` for each token or few tokens.
 
         S <- momentum S - rate * gradient,    M <- (1 - forget) M + S
@@ -111,16 +144,8 @@ class TitansRule(AbstractGradientRule):
     """Width of keys and queries."""
     value_dim: int = 64
     """Width of values."""
-    depth: int = 2
-    """Matrices of the network, GELU between them; 1 is a matrix memory."""
     hidden_dim: int = 256
     """Width between the matrices."""
-    residual_norm: bool = True
-    """Norms the network's output and adds its input."""
-    write_size: int = 1
-    """Tokens whose gradients are summed into one step."""
-    momentum_order: int = 1
-    """How many momenta follow each other; 2 is a momentum of the momentum, 0 is none."""
     loss: Literal["sum", "mean"] = "sum"
     """How the squared error is reduced over the features."""
     learning_rate: float = 0.1
@@ -129,28 +154,13 @@ class TitansRule(AbstractGradientRule):
     """Share of the last surprise kept by tokens without `GradientChunk.momentum`."""
     forget: float = 0.01
     """Share of the weights forgotten at each write."""
-    max_gradient_norm: float | None = None
-    """Bounds the norm of each tensor's gradient, smoothly."""
-    bias: bool = False
-    """Adds a bias behind each matrix."""
-    write_norm: bool = True
-    """Writes the norm's scale too; off: every write leaves it as it is."""
-    orthogonalize: bool = False
-    """Makes each matrix's step nearly orthogonal by Newton-Schulz iterations."""
-    average_steps: bool = False
-    """After the i-th write of a chunk the weights are those before the chunk plus the mean of its i
-    steps, as TTT has it; off: plus their sum. Needs `momentum_order=0` and `forget=0`."""
-    norm_bias: bool = False
-    """Adds a bias behind the output's norm."""
     norm_eps: float = 1e-5
     """Added to the variance in the output's norm."""
-    gelu: Literal["exact", "tanh"] = "exact"
-    """Form of the GELU between the matrices."""
     init_std: float | None = None
     """Standard deviation of the first matrices, normal; None: Xavier-uniform."""
 
     def __post_init__(self):
-        check_literals(self)
+        super().__post_init__()
         if not 1 <= self.depth <= 4:
             raise ValueError(f"depth={self.depth} must lie between 1 and 4.")
         check_least(self, key_dim=1, value_dim=1, hidden_dim=1, write_size=1, momentum_order=0)

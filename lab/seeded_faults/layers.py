@@ -22,8 +22,8 @@ FAULTS = (
     ),
     Fault(
         "memory layer: gradients flow through what is reported",
-        "return jax.lax.stop_gradient(facts)",
-        "return facts",
+        "return output, jax.lax.stop_gradient(facts)",
+        "return output, facts",
         _MEMORY,
         under="fwpkm_jax/layers/memories",
     ),

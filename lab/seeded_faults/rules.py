@@ -99,14 +99,14 @@ FAULTS = (
     ),
     Fault(
         "Longhorn: an explicit step",
-        "return strength / (1 + strength * jnp.sum(jnp.square(tokens.key), axis=-1))",
-        "return strength / (1 + jnp.sum(jnp.square(tokens.key), axis=-1))",
+        "explicit = strength / (1 + strength * jnp.sum(jnp.square(tokens.key), axis=-1))",
+        "explicit = strength / (1 + jnp.sum(jnp.square(tokens.key), axis=-1))",
         _MATRIX,
     ),
     Fault(
-        "Mamba-2: chunks write without their step",
-        "written = given(tokens.strength)[..., None] * tokens.value",
-        "written = tokens.value",
+        "Mamba-2: writes without their step",
+        "return tokens._replace(value=given(tokens.strength)[..., None] * tokens.value)",
+        "return tokens",
         _MATRIX,
     ),
     Fault(

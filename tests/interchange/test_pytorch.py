@@ -31,9 +31,11 @@ from tests.interchange.test_hub import PINNED
 
 PADDING, PROMPT, NEW = 37, 60, 8
 CASES = [*MODELS, *FAMILY_MODELS, *HYBRIDS]
-ROUNDED = {"qwen3_5_moe": 4e-5}
-"""Of the largest logit: the library's recurrence and experts round otherwise than ours, without a
-memory by 8e-6 over 16 tokens (docs/howto/open_models.md)."""
+RECURRENT = {"qwen3_5", "qwen3_5_moe", "olmo_hybrid"}
+"""The library takes a single token as real in these, whatever the mask says."""
+ROUNDED = {"qwen3_5_moe": 2e-4, "hybrid": 4e-5, "hybrid_other": 4e-5}
+"""Of the largest logit, where recurrences are rounded in another order and the differences add up
+over 300 tokens, with experts most: found 6.4e-5 and 1.2e-5."""
 in_pytorch = pytest.mark.extras
 needs_torch = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("transformers") is None,
@@ -59,11 +61,9 @@ def exports(tmp_path_factory):
     return exported
 
 
-@pytest.fixture
-def load(monkeypatch, tmp_path):
-    """Loads a folder as its card says."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    """Loads a folder as its card says; the programs go into one place while this module runs."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -73,7 +73,11 @@ def load(monkeypatch, tmp_path):
         options = {"dtype": torch.float32, **options}
         return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
 
-    return loaded
+    place = str(tmp_path_factory.mktemp("programs"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", place)
+        yield loaded
 
 
 def a_batch():
@@ -143,7 +147,8 @@ def test_logits_rows_and_texts_are_this_package_s(name, exports, load):
     tokens[:, : PROMPT + NEW] = texts.numpy()
 
     cuts = sorted(np.random.default_rng(1).choice(np.arange(1, LENGTH), 9, replace=False))
-    for pieces in ([], cuts, [*range(1, 50)]):
+    singles = [*range(PADDING if name in RECURRENT else 1, 50)]
+    for pieces in ([], cuts, singles):
         logits, _ = read_in_pieces(lm, tokens, mask, pieces)
         if not pieces:
             expected, stream = streamed(model, weights, tokens, mask, groups=2)
@@ -197,7 +202,7 @@ def test_a_saved_memory_crosses_both_ways(name, exports, load, tmp_path):
         memories.save(tmp_path, "start", state, model=run.model, keep="memory")
         memories.fork(tmp_path, "start", "alice")
         state = generate(run.model, text, state, max_new_tokens=0).state
-        memories.save(tmp_path, "alice", state, model=run.model)
+        memories.save(tmp_path, "alice", state, model=run.model, keep="memory")
         assert memories.describe(tmp_path, "alice").base == "start"
         lm.load_memory(tmp_path / "alice.safetensors")
         assert_same_memories(lm.memory_state(), state.stream)
@@ -324,6 +329,7 @@ def test_a_folder_has_programs_a_card_and_a_note(exports):
     assert 'pipeline_tag: "text-generation"' in head
     assert 'from_pretrained("out", trust_remote_code=True)' in card
     assert os.fspath(folder) not in card
+    assert "fwpkm import hf" not in card  # No family of the library has such a model.
 
 
 def test_a_card_has_the_licence_and_the_results(exports, tmp_path):

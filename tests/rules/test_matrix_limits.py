@@ -81,6 +81,13 @@ def test_equal_decays_of_all_channels_make_gla_mamba2_and_constant_ones_retnet()
     np.testing.assert_allclose(shares, expected, rtol=1e-7)
 
 
+def test_mamba2_is_retnet_whose_values_are_multiplied_by_the_step():
+    tokens = tokens_of(Mamba2())
+    scaled = tokens.strength[..., None] * tokens.value
+    expected = RetNet().recurrent(tokens._replace(value=scaled, strength=None))
+    assert_same(Mamba2().recurrent(tokens), expected)
+
+
 def test_equal_decays_of_all_channels_make_kda_gated_deltanet():
     tokens = tokens_of(GatedDeltaNet())
     every = jnp.broadcast_to(tokens.log_decay[..., None], tokens.key.shape)

@@ -25,6 +25,7 @@ def model_card(
     weights: WhichWeights = "trained",
     sizes: Mapping[str, int],
     imported: Path | None,
+    is_hybrid: bool,
     in_pytorch: bool,
     has_tokenizer: bool,
     license_name: str | None,
@@ -42,6 +43,7 @@ def model_card(
       sizes: the `parameters` of the model and its `memory_parameters`.
       imported: the files that an import has kept, of the run or its base; None: it was not
         imported.
+      is_hybrid: whether PyTorch alone reads the folder.
       in_pytorch: whether the folder has programs that read its memories in PyTorch.
       has_tokenizer: whether it has a tokenizer that the transformers library reads.
       license_name: of the model as the hub names it; None: the card has none.
@@ -78,8 +80,7 @@ def model_card(
         "---",
         f"# {name.split('/')[-1]}",
         f"{model} {task}",
-        f"```bash\nfwpkm import hf {name} runs/model\nfwpkm eval runs/model\n```",
-        f"The package is fwpkm_jax, with its extra `hf`.{others}",
+        *(() if is_hybrid else _commands(name, others)),
         *(_use(name, has_tokenizer) if in_pytorch else ()),
         "## Results",
         *_results(run, step, weights),
@@ -97,6 +98,12 @@ def _origin(imported: Path | None) -> tuple[str, str] | None:
     values = read_json(imported / HUB, kind=dict)
     with reading(imported / HUB):
         return str(values["name"]), str(values["revision"])
+
+
+def _commands(name: str, others: str) -> tuple[str, str]:
+    """How this package reads the model."""
+    commands = f"```bash\nfwpkm import hf {name} runs/model\nfwpkm eval runs/model\n```"
+    return commands, f"The package is fwpkm_jax, with its extra `hf`.{others}"
 
 
 def _use(name: str, has_tokenizer: bool) -> list[str]:

@@ -171,6 +171,7 @@ def export_model(
                 weights=weights,
                 sizes=sizes,
                 imported=kept,
+                is_hybrid=model_type == HYBRID,
                 in_pytorch=bool(programs),
                 has_tokenizer=any(x in files for x in ("tokenizer.json", "tokenizer.model")),
                 license_name=license_name,

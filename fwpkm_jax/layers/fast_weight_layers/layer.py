@@ -27,7 +27,7 @@ from fwpkm_jax.layers.fast_weight_layers.steps import (
     token_gradients,
 )
 from fwpkm_jax.layers.parameters import LogicalAxes, Role, parameter
-from fwpkm_jax.literals import check_above_0, check_literals
+from fwpkm_jax.literals import check_above_0, check_least, check_literals, check_share
 
 Readout = tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]
 """The head's matrix and bias."""
@@ -56,12 +56,9 @@ class FastWeightLayerConfig:
 
     def __post_init__(self):
         check_literals(self)
-        for name in ("hidden_dim", "chunk_size", "segment_length"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1.")
+        check_least(self, hidden_dim=1, chunk_size=1, segment_length=1)
         check_above_0(self, "initial_rate")
-        if not 0 < self.initial_decay < 1:
-            raise ValueError(f"initial_decay={self.initial_decay} must lie between 0 and 1.")
+        check_share(self, "initial_decay", zero=False, one=False)
 
 
 class HeadInputs(NamedTuple):

@@ -214,6 +214,40 @@ class FastWeight(nnx.Module):
             output = gate * output
         return output.astype(dtype)
 
+    def _finish(
+        self,
+        signals: Signals,
+        read: Float[Array, "batch length value"],
+        losses: Float[Array, "batch length"],
+        paired: Float[Array, "batch length"],
+        access: Any,
+        partition: Partition | None,
+        *,
+        dtype: DTypeLike,
+        write: Any = None,
+        sequences: int = 1,
+    ) -> tuple[Float[Array, "batch length model"], FastWeightInfo]:
+        """A call's output and record; `write` is the rule's, by group and chunk, None without."""
+        rule, measures = self.config.rule, None
+        if rule.num_slots is not None:
+            measure = functools.partial(access_measures, num_slots=rule.num_slots)
+            if partition is not None:  # Each device counts its own sequences' accesses.
+                measure = functools.partial(measure, axes=partition.token_axes)
+                measure = partition.run(measure, in_specs=partition.tokens(), out_specs=P())
+            measures = measure(access.slot_ids)
+        facts = FastWeightInfo(
+            memory_loss=jnp.sum(losses) / jnp.maximum(jnp.sum(paired), 1.0),
+            token_loss=losses,
+            gate=signals.gate,
+            write=jax.tree.map(jnp.mean, write),
+            access=access,
+            measures=measures,
+            query=signals.query,
+        )
+        together = None if partition is not None else sequences
+        output = self.merge(read, signals, dtype=dtype, sequences=together)
+        return output, jax.lax.stop_gradient(facts)._replace(query=signals.query)
+
     def __call__(
         self,
         x: Float[Array, "batch length model"],
@@ -284,11 +318,13 @@ class FastWeight(nnx.Module):
             )
         # What was read before each write, with the weight that the write gave it.
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
-        facts = _call_info(rule, signals, losses, sequence.paired, access, info, partition)
-        # What is written chunk by chunk is read in that order, too; see `merge`.
-        shared = len(x) // groups if write else 1
-        sequences = None if partition is not None else shared
-        output = self.merge(read, signals, dtype=x.dtype, sequences=sequences)
+        output, facts = self._finish(
+            *(signals, read, losses, sequence.paired, access, partition),
+            dtype=x.dtype,
+            write=info,
+            # What is written chunk by chunk is read in that order, too; see `merge`.
+            sequences=len(x) // groups if write else 1,
+        )
         return output, memory, facts
 
     def _by_documents(
@@ -316,11 +352,9 @@ class FastWeight(nnx.Module):
             pairing=pairing,
             partition=partition,
         )
-        facts = _call_info(
-            config.rule, signals, out.losses, out.paired, out.access, None, partition
+        output, facts = self._finish(
+            *(signals, out.read, out.losses, out.paired, out.access, partition), dtype=x.dtype
         )
-        sequences = None if partition is not None else 1
-        output = self.merge(out.read, signals, dtype=x.dtype, sequences=sequences)
         return output, out.memory, facts
 
     def init_pending(self, batch: int, groups: int, *, max_chunk_size: int, dtype: Any) -> Pending:
@@ -422,9 +456,9 @@ class FastWeight(nnx.Module):
         target = rule.targets(signals.value)
         # A pair counts in the losses of the call that brings both of its tokens.
         losses = loss_gate * paired * jnp.mean((read - target) ** 2, axis=-1)
-        facts = _call_info(rule, signals, losses, paired, access, None, partition)
-        sequences = None if partition is not None else 1
-        output = self.merge(read, signals, dtype=x.dtype, sequences=sequences)
+        output, facts = self._finish(
+            *(signals, read, losses, paired, access, partition), dtype=x.dtype
+        )
         return output, memory, pending, facts
 
     def flush(
@@ -458,32 +492,3 @@ class FastWeight(nnx.Module):
         check_memory(self.config.rule, memory, groups=True)
         if pending is not None:
             check_pending(pending, memory, batch=sizes["batch"])
-
-
-def _call_info(
-    rule: Any,
-    signals: Signals,
-    losses: Float[Array, "batch length"],
-    paired: Float[Array, "batch length"],
-    access: Any,
-    info: Any,
-    partition: Partition | None,
-) -> FastWeightInfo:
-    """The record of one call; `info` is the rule's, by group and chunk, or None without writes."""
-    measures = None
-    if rule.num_slots is not None:
-        measure = functools.partial(access_measures, num_slots=rule.num_slots)
-        if partition is not None:  # Each device counts its own sequences' accesses.
-            measure = functools.partial(measure, axes=partition.token_axes)
-            measure = partition.run(measure, in_specs=partition.tokens(), out_specs=P())
-        measures = measure(access.slot_ids)
-    facts = FastWeightInfo(
-        memory_loss=jnp.sum(losses) / jnp.maximum(jnp.sum(paired), 1.0),
-        token_loss=losses,
-        gate=signals.gate,
-        write=jax.tree.map(jnp.mean, info),
-        access=access,
-        measures=measures,
-        query=signals.query,
-    )
-    return jax.lax.stop_gradient(facts)._replace(query=signals.query)

@@ -83,10 +83,6 @@ class LaCTConfig(AbstractMixerConfig):
         return LaCT(self, model_dim, **shared)
 
     @property
-    def label(self) -> str:
-        return "LaCT"
-
-    @property
     def mixer_memory(self) -> MixerMemory:
         return MixerMemory("LaCT", self.chunk_size)
 

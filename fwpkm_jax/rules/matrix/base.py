@@ -39,9 +39,10 @@ State = Any  # A matrix `[key, value]` per sequence and head, or a pytree around
 
 TransitionForm = Literal["fades", "mixes_keys", "mixes_values", "other"]
 """What the tokens of a part of a sequence do to the memory before them: "fades": each key channel
-keeps the share of `log_decays`; "mixes_keys": a matrix `[key, key]` acts on it, the same for every
-value channel; "mixes_values": a matrix `[value, value]`, the same for every key channel; "other":
-anything else, so that devices compute their parts of a sequence one after the other."""
+keeps the share of the decays in `recurrence_inputs`; "mixes_keys": a matrix `[key, key]` acts on
+it, the same for every value channel; "mixes_values": a matrix `[value, value]`, the same for every
+key channel; "other": anything else, so that devices compute their parts of a sequence one after the
+other."""
 
 
 class Tokens(NamedTuple):
@@ -80,13 +81,13 @@ class Form(NamedTuple):
     """A rule as `W_t = L_t W_{t-1} R_t + C_t` in LaTeX, for the docs; W is `[value, key]`."""
 
     name: str
-    left: str
     right: str
     written: str
-    read: str
     loss: str
-    step_size: str
     source: str
+    left: str = "$I$"
+    read: str = "$Wq$"
+    step_size: str = "$1$"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,11 @@ class AbstractMatrixRule(abc.ABC):
 
     def read(self, state: State, token: Tokens) -> Float[Array, " value"]:
         """What one token reads, after its own write."""
-        return token.query @ self.matrix(state)
+        return self.read_out(token.query @ self.matrix(state))
+
+    def read_out(self, product: Array) -> Array:
+        """What a query reads, from its product with the matrix; by default the product."""
+        return product
 
     @abc.abstractmethod
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
@@ -157,9 +162,12 @@ class AbstractMatrixRule(abc.ABC):
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         """`recurrent`, `chunk_size` writes at a time, with the arguments that `run` has checked.
 
+        By the shared recurrence, from what `recurrence_inputs` makes of the tokens.
+
         A rule whose own `chunked` has no argument `starts` refuses rows of several documents.
         """
-        return chunk_recurrence(
+        tokens = self.recurrence_inputs(tokens)
+        out = chunk_recurrence(
             tokens.query,
             tokens.key,
             tokens.value,
@@ -169,6 +177,16 @@ class AbstractMatrixRule(abc.ABC):
             starts=starts,
             chunk_size=self.chunk_size,
         )
+        return out._replace(output=self.read_out(out.output))
+
+    def recurrence_inputs(self, tokens: Tokens) -> Tokens:
+        """What the shared recurrence takes in place of the tokens; by default the tokens.
+
+        The recurrence decays the memory by `log_decay`. Then it adds `value` under `key`, or with
+        `delta` corrects the share `strength` of the error. Works on the leaves that `chunked`
+        takes, and on those that `write` takes.
+        """
+        return tokens
 
     def matrix(self, state: State) -> Float[Array, "key value"]:
         """The matrix in one head's memory."""
@@ -332,16 +350,13 @@ class AbstractMatrixRule(abc.ABC):
         empty = self.init(batch, heads, width, values, dtype=dtype)
         end = self.run(tokens, empty, starts).final_state
         if form == "fades":
-            return Fading(log_kept(self.log_decays(tokens), starts, like=tokens.key), end)
+            log_decay = self.recurrence_inputs(tokens).log_decay
+            return Fading(log_kept(log_decay, starts, like=tokens.key), end)
         identity = jnp.broadcast_to(jnp.eye(values, dtype=dtype), (batch, heads, values, values))
         # Without keys only the left factors act: what they make of the identity is their product.
         nothing = jnp.zeros((*tokens.key.shape[:3], values), dtype)
         unwritten = tokens._replace(query=nothing, key=nothing)
         return MixingValues(self.run(unwritten, identity, starts).final_state, end)
-
-    def log_decays(self, tokens: Tokens) -> Array | None:
-        """The log of the share that each token keeps, for a rule whose transition "fades"."""
-        return tokens.log_decay
 
     def _split_steps(self, x: Array) -> Array:
         """`[batch, length * steps, heads, ...]` to `[batch, length, heads, steps, ...]`."""

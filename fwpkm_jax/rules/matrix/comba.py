@@ -3,29 +3,19 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax.numpy as jnp
 from jaxtyping import Array
 
 from fwpkm_jax.core.numerics import compute_dtype
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.literals import check_least
-from fwpkm_jax.rules.matrix.base import (
-    AbstractMatrixRule,
-    Form,
-    GateInputs,
-    LocalLoss,
-    Starts,
-    State,
-    Tokens,
-    given,
-)
-from fwpkm_jax.rules.matrix.deltanet import delta_step, sigmoid_strength
+from fwpkm_jax.rules.matrix.base import Form, GateInputs, Tokens, given
+from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, gated_error_loss, projected_decay
+from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, projected_decay
+from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comba(AbstractMatrixRule):
+class Comba(AbstractRecurrenceRule):
     """Gated DeltaNet that erases `feedback` (b) of what its key reads, and reads with q - d b k.
 
     Erasing with strength bβ and adding with strength β is one delta step of strength bβ towards
@@ -39,19 +29,16 @@ class Comba(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="Comba",
-        left="$I$",
         right=r"$\alpha_t(I - b\beta_t kk^\top)$",
         written=r"$\beta_t vk^\top$",
         read=r"$Wq$, $q\propto q - dbk$",
         loss=r"$\tfrac{b\beta_t}{2\alpha_t}\lVert v/b - \alpha_t Wk\rVert^2 "
         r"+ \tfrac{1-\alpha_t}{2}\lVert W\rVert^2$",
-        step_size="$1$",
         source="arXiv:2506.02475",
     )
     decay: ClassVar = "head"
     strength: ClassVar = True
     delta: ClassVar = True
-    transition: ClassVar = "mixes_keys"
     learned_gates: ClassVar = SOFTPLUS_GATES
 
     feature_map: FeatureMap = "l2"
@@ -71,29 +58,16 @@ class Comba(AbstractMatrixRule):
             )
         check_least(self, correction=0)
 
-    def write(self, state: State, token: Tokens) -> State:
-        state = jnp.exp(given(token.log_decay)) * state
-        return delta_step(state, *self._step(token))
-
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         dtype = compute_dtype(query.dtype)
         # The output correction of the paper, before the norm as in the authors' layer.
         query = query.astype(dtype) - self.correction * self.feedback * key.astype(dtype)
         return super().features(query, key, value)
 
-    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
-        del state
-        return (gated_error_loss(token, *self._step(token)),)
-
-    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
-        _, value, strength = self._step(tokens)
-        tokens = tokens._replace(value=value, strength=strength)
-        return super().chunked(tokens, state, starts)
-
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return projected_decay(inputs), sigmoid_strength(inputs, False)
 
-    def _step(self, tokens: Tokens) -> tuple[Array, Array, Array]:
-        """Key, value and strength of the delta step that is the write."""
+    def recurrence_inputs(self, tokens: Tokens) -> Tokens:
         # b β (v / b - W k) = β v - b β W k: erases with b β, adds with β.
-        return tokens.key, tokens.value / self.feedback, self.feedback * given(tokens.strength)
+        value = tokens.value / self.feedback
+        return tokens._replace(value=value, strength=self.feedback * given(tokens.strength))

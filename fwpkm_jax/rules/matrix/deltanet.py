@@ -4,25 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.rules.matrix.base import (
-    AbstractMatrixRule,
-    Form,
-    GateInputs,
-    LearnedGates,
-    LocalLoss,
-    State,
-    Tokens,
-    given,
-    squared,
-)
+from fwpkm_jax.rules.matrix.base import Form, GateInputs, LearnedGates, given
 from fwpkm_jax.rules.matrix.features import FeatureMap
+from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaNet(AbstractMatrixRule):
+class DeltaNet(AbstractRecurrenceRule):
     """Moves the value that the key reads towards the token's value by `strength` (β) of the error.
 
     References: Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024, arXiv:2406.06484; Grazzi et
@@ -31,10 +21,8 @@ class DeltaNet(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="DeltaNet",
-        left="$I$",
         right=r"$I - \beta_t kk^\top$",
         written=r"$\beta_t vk^\top$",
-        read="$Wq$",
         loss=r"$\tfrac12\lVert v - Wk\rVert^2$",
         step_size=r"$\beta_t$",
         source="arXiv:2102.11174",
@@ -52,25 +40,8 @@ class DeltaNet(AbstractMatrixRule):
     def variants(cls) -> "tuple[DeltaNet, ...]":
         return (cls(negative_eigenvalues=True),)
 
-    def write(self, state: State, token: Tokens) -> State:
-        return delta_step(state, token.key, token.value, given(token.strength))
-
-    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
-        del state
-        return (error_loss(token.key, token.value, given(token.strength)),)
-
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return None, sigmoid_strength(inputs, self.negative_eigenvalues)
-
-
-def delta_step(state: Array, key: Array, value: Array, strength: Array) -> Array:
-    """`W + β (v - W k) k^T`, of the transposed W that is the state."""
-    return state + strength * jnp.outer(key, value - key @ state)
-
-
-def error_loss(key: Array, value: Array, strength: Array) -> LocalLoss:
-    """The loss whose gradient step is `delta_step`."""
-    return LocalLoss(lambda matrix: squared(value - key @ matrix), strength)
 
 
 def sigmoid_strength(inputs: GateInputs, negative_eigenvalues: bool) -> Array:

@@ -17,13 +17,10 @@ from fwpkm_jax.rules.matrix.base import (
     Tokens,
     given,
 )
-from fwpkm_jax.rules.matrix.deltanet import delta_step, error_loss, sigmoid_strength
+from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import (
-    SOFTPLUS_GATES,
-    gated_error_loss,
-    projected_decay,
-)
+from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, projected_decay
+from fwpkm_jax.rules.matrix.recurrence import delta_step, error_loss, gated_error_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +32,8 @@ class DeltaProduct(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="DeltaProduct",
-        left="$I$",
         right=r"$\alpha_t\prod_j(I - \beta_j k_jk_j^\top)$",
         written=r"$\sum_j \beta_j v_jk_j^\top \prod_{i>j}(I - \beta_i k_ik_i^\top)$",
-        read="$Wq$",
         loss=r"Gated DeltaNet's, then $\tfrac12\lVert v_j - Wk_j\rVert^2$ for $j > 1$",
         step_size=r"$1$, then $\beta_j$",
         source="arXiv:2502.10297",
@@ -79,7 +74,8 @@ class DeltaProduct(AbstractMatrixRule):
         del state
         # The first loss has the decay in it; the others are plain errors.
         first, *others = self._each(token)
-        return (gated_error_loss(token, *first), *(error_loss(*other) for other in others))
+        first_loss = gated_error_loss(token.log_decay, *first)
+        return (first_loss, *(error_loss(*other) for other in others))
 
     @property
     def learned_gates(self) -> LearnedGates:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -6,7 +6,6 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.literals import check_least
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
@@ -14,7 +13,6 @@ from fwpkm_jax.rules.matrix.base import (
     GateInputs,
     LearnedGates,
     LocalLoss,
-    Starts,
     State,
     Tokens,
     given,
@@ -37,18 +35,15 @@ class Falcon(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="Falcon",
-        left="$I$",
         right=r"$(1 - \eta_t\lambda)I - \eta_t kk^\top$, "
         r"$\eta_t = \beta_t / (\lVert k\rVert^2 + \lambda)$",
         written=r"$\eta_t vk^\top$",
-        read="$Wq$",
         loss=r"$\tfrac12\lVert v - Wk\rVert^2 + \tfrac{\lambda}{2}\lVert W\rVert^2$",
         step_size=r"$\eta_t$",
         source="arXiv:2608.27763",
     )
     strength: ClassVar = True
     delta: ClassVar = True
-    transition: ClassVar = "mixes_keys"
     learned_gates: ClassVar = LearnedGates(strength=True)
 
     convolution: bool = True
@@ -72,17 +67,16 @@ class Falcon(AbstractMatrixRule):
 
         return (LocalLoss(loss, self._step(token)),)
 
-    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
+    def recurrence_inputs(self, tokens: Tokens) -> Tokens:
         # The shared algorithm decays before it measures the error; step and value are adapted.
         step = self._step(tokens)
         # 1 - η λ, the share that the ridge leaves of every direction.
         kept = 1 - step * self.ridge
-        tokens = tokens._replace(
+        return tokens._replace(
             value=kept[..., None] * tokens.value,
             log_decay=jnp.log(kept),
             strength=step / kept,
         )
-        return super().chunked(tokens, state, starts)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return None, sigmoid_strength(inputs, True)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -37,17 +37,15 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="Gated DeltaNet, β per value channel",
-        left="$I$",
         right=r"$\alpha_t(I - \beta_{t,i} kk^\top)$ in row $i$",
         written=r"$(\beta_t\circ v)k^\top$",
-        read="$Wq$",
         loss=r"$\tfrac{1}{2\alpha_t}\lVert \sqrt{\beta_t}\circ(v - \alpha_t Wk)\rVert^2 "
         r"+ \tfrac{1-\alpha_t}{2}\lVert W\rVert^2$",
-        step_size="$1$",
         source="arXiv:2412.06464",
     )
     decay: ClassVar = "head"
     strength: ClassVar = "value"
+    delta: ClassVar = True
     learned_gates: ClassVar = SOFTPLUS_GATES
 
     feature_map: FeatureMap = "l2"
@@ -90,16 +88,7 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
         )
         # [batch, heads, key, value] to a memory [key, 1] for each value channel.
         start = jnp.moveaxis(state, 3, 2).reshape(batch, heads * channels, -1, 1)
-        output, end = chunk_recurrence(
-            own.query,
-            own.key,
-            own.value,
-            log_decay=own.log_decay,
-            beta=own.strength,
-            initial_state=start,
-            starts=starts,
-            chunk_size=self.chunk_size,
-        )
+        output, end = super().chunked(own, start, starts)
         end = jnp.moveaxis(end.reshape(batch, heads, channels, -1), 2, 3)
         return RecurrenceOutput(output.reshape(tokens.value.shape), end)
 

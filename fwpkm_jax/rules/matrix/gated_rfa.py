@@ -9,14 +9,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
     GateInputs,
     LearnedGates,
     LocalLoss,
-    Starts,
     State,
     Tokens,
     agreement,
@@ -37,7 +35,6 @@ class GatedRFA(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="Gated RFA",
-        left="$I$",
         right=r"$\lambda_t I$",
         written=r"$(1-\lambda_t) vk^\top$",
         read=r"$Wq / (z^\top q)$, $z$ as $W$ with $v = 1$",
@@ -46,7 +43,6 @@ class GatedRFA(AbstractMatrixRule):
         source="arXiv:2103.02143",
     )
     decay: ClassVar = "head"
-    transition: ClassVar = "fades"
     learned_gates: ClassVar = LearnedGates(decay=True, decay_bias=3.0, decay_of_step=sigmoid_bias)
 
     feature_map: FeatureMap = "random"
@@ -67,8 +63,8 @@ class GatedRFA(AbstractMatrixRule):
         written = forgotten(token.log_decay) * jnp.outer(token.key, with_one(token.value))
         return jnp.exp(given(token.log_decay)) * state + written
 
-    def read(self, state: State, token: Tokens):
-        return divided(token.query @ state)
+    def read_out(self, product: Array) -> Array:
+        return divided(product)
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
@@ -79,10 +75,9 @@ class GatedRFA(AbstractMatrixRule):
             ),
         )
 
-    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
+    def recurrence_inputs(self, tokens: Tokens) -> Tokens:
         written = forgotten(tokens.log_decay)[..., None] * with_one(tokens.value)
-        out = super().chunked(tokens._replace(value=written), state, starts)
-        return out._replace(output=divided(out.output))
+        return tokens._replace(value=written)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return jax.nn.log_sigmoid(given(inputs.decay)), None

@@ -7,13 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
     LearnedGates,
     LocalLoss,
-    Starts,
     State,
     Tokens,
     squared,
@@ -33,15 +31,11 @@ class HGRN2(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="HGRN2",
-        left="$I$",
         right=r"$\mathrm{Diag}(1 - k)$",
         written=r"$vk^\top$",
-        read="$Wq$",
         loss=r"$\tfrac12\sum_i k_i\lVert v - We_i\rVert^2$, $e_i$ the $i$-th unit vector",
-        step_size="$1$",
         source="arXiv:2404.07904",
     )
-    transition: ClassVar = "fades"
     learned_gates: ClassVar = LearnedGates(key_of_step=lambda step: -sigmoid_bias(step))
 
     feature_map: FeatureMap = "sigmoid"
@@ -65,13 +59,10 @@ class HGRN2(AbstractMatrixRule):
         root = jnp.sqrt(token.key)[:, None]
         return (LocalLoss(lambda matrix: squared(root * (token.value[None] - matrix))),)
 
-    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
-        return super().chunked(tokens._replace(log_decay=self.log_decays(tokens)), state, starts)
-
-    def log_decays(self, tokens: Tokens) -> Array:
+    def recurrence_inputs(self, tokens: Tokens) -> Tokens:
         # A share that rounds to 1 would have an infinite logarithm; its gradient would be NaN.
         most = 1 - jnp.finfo(tokens.key.dtype).eps / 2
-        return jnp.log1p(-jnp.minimum(tokens.key, most))
+        return tokens._replace(log_decay=jnp.log1p(-jnp.minimum(tokens.key, most)))
 
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         _, key, value = super().features(query, key, value)

@@ -7,20 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from fwpkm_jax.rules.matrix.base import (
-    AbstractMatrixRule,
-    Form,
-    GateInputs,
-    LocalLoss,
-    State,
-    Tokens,
-)
+from fwpkm_jax.rules.matrix.base import Form, GateInputs
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
-from fwpkm_jax.rules.matrix.retnet import fading_sum, fading_sum_loss
+from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class LightningAttention(AbstractMatrixRule):
+class LightningAttention(AbstractRecurrenceRule):
     """RetNet's rule with other rates: of H heads, head h = 1..H keeps `exp(-2^(-8h/H))`.
 
     The published layers also put SiLU on values, as this one does, and lower the rates from layer
@@ -31,24 +24,14 @@ class LightningAttention(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="lightning attention",
-        left="$I$",
         right=r"$\lambda_h I$, $\lambda_h = e^{-2^{-8h/H}}$",
         written=r"$vk^\top$",
-        read="$Wq$",
         loss=r"$-v^\top Wk + \tfrac{1-\lambda_h}{2}\lVert W\rVert^2$",
-        step_size="$1$",
         source="arXiv:2401.04658",
     )
     decay: ClassVar = "head"
 
     feature_map: FeatureMap = "silu"
-
-    def write(self, state: State, token: Tokens) -> State:
-        return fading_sum(state, token)
-
-    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
-        del state
-        return (fading_sum_loss(token),)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         heads = inputs.shape[2]

@@ -5,23 +5,16 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
+from jaxtyping import Array
 
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
-from fwpkm_jax.rules.matrix.base import (
-    AbstractMatrixRule,
-    Form,
-    LocalLoss,
-    Starts,
-    State,
-    Tokens,
-    agreement,
-)
+from fwpkm_jax.rules.matrix.base import Form, State, Tokens
 from fwpkm_jax.rules.matrix.features import POSITIVE
 from fwpkm_jax.rules.matrix.normalizer import divided, with_one
+from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearAttention(AbstractMatrixRule):
+class LinearAttention(AbstractRecurrenceRule):
     """Adds every value under its key; with `normalized`, reads their weighted mean.
 
     References: Schmidhuber 1992; Katharopoulos et al. 2020, arXiv:2006.16236.
@@ -29,15 +22,12 @@ class LinearAttention(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="linear attention",
-        left="$I$",
         right="$I$",
         written=r"$vk^\top$",
         read=r"$Wq$, or $Wq / (z^\top q)$ with $z = \sum k$",
         loss=r"$-v^\top Wk$",
-        step_size="$1$",
         source="arXiv:2006.16236",
     )
-    transition: ClassVar = "fades"
     normalized: bool = False
     """Divides what is read by the sum of its weights; needs features that are never negative."""
 
@@ -57,22 +47,8 @@ class LinearAttention(AbstractMatrixRule):
         # One more column sums the keys, for the normaliser.
         return jnp.zeros((batch, heads, key, value + self.normalized), dtype)
 
-    def write(self, state: State, token: Tokens) -> State:
-        return state + jnp.outer(token.key, self._value(token))
+    def read_out(self, product: Array) -> Array:
+        return divided(product) if self.normalized else product
 
-    def read(self, state: State, token: Tokens):
-        return self._finish(token.query @ state)
-
-    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
-        del state
-        return (LocalLoss(lambda matrix: -agreement(matrix, token, self._value(token))),)
-
-    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
-        out = super().chunked(tokens._replace(value=self._value(tokens)), state, starts)
-        return out._replace(output=self._finish(out.output))
-
-    def _value(self, token: Tokens):
-        return with_one(token.value) if self.normalized else token.value
-
-    def _finish(self, read):
-        return divided(read) if self.normalized else read
+    def recurrence_inputs(self, tokens: Tokens) -> Tokens:
+        return tokens._replace(value=with_one(tokens.value)) if self.normalized else tokens

@@ -7,23 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
-from fwpkm_jax.rules.matrix.base import (
-    AbstractMatrixRule,
-    Form,
-    GateInputs,
-    LearnedGates,
-    LocalLoss,
-    Starts,
-    State,
-    Tokens,
-    given,
-)
-from fwpkm_jax.rules.matrix.deltanet import delta_step, error_loss
+from fwpkm_jax.rules.matrix.base import Form, GateInputs, LearnedGates, Tokens, given
+from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Longhorn(AbstractMatrixRule):
+class Longhorn(AbstractRecurrenceRule):
     """Minimises |W - W_{t-1}|^2 + β |v - W k|^2 over W, with `strength` β > 0.
 
     An implicit step: the explicit one whose size β / (1 + β |k|^2) cannot overshoot, so that keys
@@ -35,37 +24,23 @@ class Longhorn(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="Longhorn",
-        left="$I$",
         right=r"$I - \epsilon_t kk^\top$, $\epsilon_t = \beta_t / (1 + \beta_t k^\top k)$",
         written=r"$\epsilon_t vk^\top$",
-        read="$Wq$",
         loss=r"$\tfrac12\lVert v - Wk\rVert^2$",
         step_size=r"$\epsilon_t$",
         source="arXiv:2407.14207",
     )
     strength: ClassVar = True
     delta: ClassVar = True
-    transition: ClassVar = "mixes_keys"
     learned_gates: ClassVar = LearnedGates(strength=True)
 
     convolution: bool = True
 
-    def write(self, state: State, token: Tokens) -> State:
-        return delta_step(state, token.key, token.value, _explicit(token))
-
-    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
-        del state
-        return (error_loss(token.key, token.value, _explicit(token)),)
-
-    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
-        return super().chunked(tokens._replace(strength=_explicit(tokens)), state, starts)
-
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return None, jax.nn.sigmoid(given(inputs.strength))
 
-
-def _explicit(tokens: Tokens) -> Array:
-    """The size of the explicit step that equals the implicit one."""
-    # By Sherman and Morrison: (I + β k k^T)^-1 = I - β k k^T / (1 + β |k|^2).
-    strength = given(tokens.strength)
-    return strength / (1 + strength * jnp.sum(jnp.square(tokens.key), axis=-1))
+    def recurrence_inputs(self, tokens: Tokens) -> Tokens:
+        # By Sherman and Morrison: (I + β k k^T)^-1 = I - β k k^T / (1 + β |k|^2).
+        strength = given(tokens.strength)
+        explicit = strength / (1 + strength * jnp.sum(jnp.square(tokens.key), axis=-1))
+        return tokens._replace(strength=explicit)

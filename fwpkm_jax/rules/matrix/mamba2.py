@@ -4,30 +4,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 
 from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
 from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
-from fwpkm_jax.rules.matrix.base import (
-    AbstractMatrixRule,
-    Form,
-    GateInputs,
-    LearnedGates,
-    LocalLoss,
-    Starts,
-    State,
-    Tokens,
-    agreement,
-    forgotten,
-    given,
-    squared,
-)
+from fwpkm_jax.rules.matrix.base import Form, GateInputs, LearnedGates, Tokens, given
+from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2(AbstractMatrixRule):
+class Mamba2(AbstractRecurrenceRule):
     """Decays by a share per token and head; `strength` (the step size Δ) scales what is written.
 
     The rule alone: the published block also adds its input to what is read.
@@ -37,17 +23,13 @@ class Mamba2(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="Mamba-2",
-        left="$I$",
         right=r"$\lambda_t I$",
         written=r"$\Delta_t vk^\top$",
-        read="$Wq$",
         loss=r"$-\Delta_t v^\top Wk + \tfrac{1-\lambda_t}{2}\lVert W\rVert^2$",
-        step_size="$1$",
         source="arXiv:2405.21060",
     )
     decay: ClassVar = "head"
     strength: ClassVar = True
-    transition: ClassVar = "fades"
     # softplus(-4) = 0.018, amid the published range of time steps.
     learned_gates: ClassVar = LearnedGates(
         strength=True, log_rate=True, strength_bias=-4.0, strength_of_step=softplus_bias
@@ -55,22 +37,8 @@ class Mamba2(AbstractMatrixRule):
 
     convolution: bool = True
 
-    def write(self, state: State, token: Tokens) -> State:
-        written = given(token.strength) * token.value
-        return jnp.exp(given(token.log_decay)) * state + jnp.outer(token.key, written)
-
-    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
-        del state
-        forget = forgotten(token.log_decay)
-
-        def loss(matrix):
-            return forget * squared(matrix) - given(token.strength) * agreement(matrix, token)
-
-        return (LocalLoss(loss),)
-
-    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
-        written = given(tokens.strength)[..., None] * tokens.value
-        return super().chunked(tokens._replace(value=written), state, starts)
+    def recurrence_inputs(self, tokens: Tokens) -> Tokens:
+        return tokens._replace(value=given(tokens.strength)[..., None] * tokens.value)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         # One projection, the step size, says how much is kept and how much is written.

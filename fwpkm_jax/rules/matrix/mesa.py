@@ -12,25 +12,13 @@ from jaxtyping import Array, Float
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
 from fwpkm_jax.literals import check_least
-from fwpkm_jax.rules.matrix.base import (
-    AbstractMatrixRule,
-    Form,
-    GateInputs,
-    LearnedGates,
-    LocalLoss,
-    Starts,
-    State,
-    Tokens,
-    agreement,
-    forgotten,
-    given,
-    squared,
-)
+from fwpkm_jax.rules.matrix.base import Form, GateInputs, LearnedGates, Starts, State, Tokens, given
 from fwpkm_jax.rules.matrix.features import FeatureMap
+from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mesa(AbstractMatrixRule):
+class Mesa(AbstractRecurrenceRule):
     """Keeps the decayed sums G of β v k^T and H of β k k^T, and reads `G (H + ridge I)^-1 q`.
 
     That is the map with the least decayed square error on all pairs so far. `cg_steps` steps of
@@ -45,12 +33,10 @@ class Mesa(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="Mesa",
-        left="$I$",
         right=r"$\alpha_t I$",
         written=r"$\beta_t vk^\top$",
         read=r"$W(H + \Lambda)^{-1}q$, $H$ as $W$ with $v = k$",
         loss=r"$-\beta_t v^\top Wk + \tfrac{1-\alpha_t}{2}\lVert W\rVert^2$, of $H$ alike",
-        step_size="$1$",
         source="arXiv:2506.05233",
     )
     decay: ClassVar = "head"
@@ -80,24 +66,20 @@ class Mesa(AbstractMatrixRule):
         # G, keys to values, and H, keys to keys, side by side: one recurrence moves both.
         return jnp.zeros((batch, heads, key, value + key), dtype)
 
-    def write(self, state: State, token: Tokens) -> State:
-        return jnp.exp(given(token.log_decay)) * state + jnp.outer(token.key, _written(token))
-
     def read(self, state: State, token: Tokens):
         width = token.key.shape[-1]
         covariance = _symmetric(state[:, -width:])
         solved = self._solve(lambda x: x @ covariance, token.query)
         return solved @ state[:, :-width]
 
-    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
-        del state
-        forget = forgotten(token.log_decay)
-        value = _written(token)
-        return (LocalLoss(lambda m: forget * squared(m) - agreement(m, token, value)),)
+    def recurrence_inputs(self, tokens: Tokens) -> Tokens:
+        # The value and the key, both times the strength.
+        both = jnp.concatenate([tokens.value, tokens.key], axis=-1)
+        return tokens._replace(value=given(tokens.strength)[..., None] * both)
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         width = tokens.key.shape[-1]
-        written = _written(tokens)
+        written = self.recurrence_inputs(tokens).value
 
         def read(query: Array, value: Array, start: Array) -> RecurrenceOutput:
             return chunk_recurrence(
@@ -146,12 +128,6 @@ class Mesa(AbstractMatrixRule):
 
         start = (jnp.zeros_like(right), right, right, _dot(right, right))
         return longest * jax.lax.scan(step, start, length=self.cg_steps)[0][0]
-
-
-def _written(tokens: Tokens) -> Array:
-    """The value and the key, both times the strength."""
-    both = jnp.concatenate([tokens.value, tokens.key], axis=-1)
-    return given(tokens.strength)[..., None] * both
 
 
 def _dot(x: Array, y: Array) -> Array:

@@ -73,12 +73,10 @@ class MLSTM(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="mLSTM",
-        left="$I$",
         right="$f_t I$",
         written=r"$i_t vk^\top$",
         read=r"$Wq / \max(\lvert n^\top q\rvert, 1)$, $n$ as $W$ with $v = 1$",
         loss=r"$-i_t v^\top Wk + \tfrac{1-f_t}{2}\lVert W\rVert^2$",
-        step_size="$1$",
         source="arXiv:2405.04517",
     )
     decay: ClassVar = "head"

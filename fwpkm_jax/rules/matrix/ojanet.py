@@ -40,7 +40,6 @@ class OjaNet(AbstractMatrixRule):
         left=r"$I - \beta_t vv^\top$",
         right="$I$",
         written=r"$\beta_t vk^\top$",
-        read="$Wq$",
         loss=r"$-v^\top Wk + \tfrac12\lVert W^\top v\rVert^2$",
         step_size=r"$\beta_t$",
         source="arXiv:2210.06184",

@@ -49,13 +49,10 @@ class Omega(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="Omega (Atlas)",
-        left="$I$",
         right=r"$\alpha_t I - \tfrac1c\sum_{i>t-c} \beta_i k_ik_i^\top$",
         written=r"$\tfrac1c\sum_{i>t-c} \beta_i v_ik_i^\top$",
-        read="$Wq$",
         loss=r"$\tfrac1{2c}\sum_{i>t-c}\beta_i\lVert v_i - Wk_i\rVert^2 "
         r"+ \tfrac{1-\alpha_t}{2}\lVert W\rVert^2$",
-        step_size="$1$",
         source="arXiv:2505.23735",
     )
     decay: ClassVar = "head"

@@ -45,11 +45,9 @@ class RWKV7(AbstractMatrixRule):
 
     form: ClassVar[Form] = Form(
         name="RWKV-7",
-        left="$I$",
         right=r"$\mathrm{Diag}(\alpha_t) - \kappa(a_t\circ\kappa)^\top$, "
         r"$\kappa = k/\lVert k\rVert$",
         written=r"$v(a_t\circ k)^\top$",
-        read="$Wq$",
         loss=r"$\tfrac12\lVert \lVert k\rVert v - W\kappa\rVert^2 "
         r"+ \tfrac12\lVert W\,\mathrm{Diag}(\sqrt{(1-\alpha_t)/a_t})\rVert^2$",
         step_size="$a_t$ per key channel",

@@ -101,7 +101,7 @@ class Memory:
         """
         length, limit = tokens[0].shape[1], self.chunk_size + self.rule["lookahead"]
         if self.waiting is None:
-            self.waiting = [x[:, :0] for x in tokens]
+            self.waiting = [x[:, :0].detach() for x in tokens]
         reads, start = [], 0
         while start < length or self.num_waiting >= limit:
             room = limit - self.num_waiting

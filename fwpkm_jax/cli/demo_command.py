@@ -216,10 +216,10 @@ def _smollm2_script(folder: Path) -> None:
     print(f"\n2. Let it read {_READ_TOKENS} tokens of a book.")
     print("3. Quit. The memory is saved; all else that the model has read is gone.")
     print("4. Start again, and ask.\n")
-    row = "   {:38}{:12}{:20}{}"
+    row = "  {:36}{:10}{:16}{}"
     print(row.format("asked", "told", "with writing", "writing disabled"))
     for (question, told), *said in zip(ASKED.items(), *answers, strict=True):
-        print(row.format(question, told, *(visible(answer)[:19] for answer in said)))
+        print(row.format(question, told, *(visible(answer)[:15] for answer in said)))
     print(f"\nfwpkm chat {directory} --memory NAME lets you talk to it.")
 
 

@@ -214,7 +214,8 @@ def test_no_gradient_flows_through_what_is_reported():
     """Losses and measures are for logs: adding them to a loss changes nothing that is learned."""
 
     def reported(params, x):
-        info = whole(params, x, start())[2]._replace(query=jnp.zeros(()))  # By which addresses are trained.
+        info = whole(params, x, start())[2]
+        info = info._replace(query=jnp.zeros(()))  # By it addresses are trained.
         numbers = [
             leaf for leaf in jax.tree.leaves(info) if jnp.issubdtype(leaf.dtype, jnp.floating)
         ]

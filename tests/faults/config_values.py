@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.data import NeedleMix, TextData
+from fwpkm_jax.data.sessions import SessionRows
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.layers.lora import LoRAConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
@@ -52,6 +53,7 @@ def bases() -> dict[str, Experiment]:
         length=128,
         needles=needles,
     )
+    sessions = dataclasses.replace(text, needles=None, sessions=SessionRows())
     yarn = YarnConfig(factor=4.0, original_length=16)
     llama3 = Llama3Scaling(factor=4.0, original_length=16)
     fast_weight = dataclasses.replace(
@@ -106,7 +108,7 @@ def bases() -> dict[str, Experiment]:
         name: dataclasses.replace(
             tiny,
             model=dataclasses.replace(tiny.model, **changes),
-            data=text if name == "text" else tiny.data,
+            data={"text": text, "objects": sessions}.get(name, tiny.data),
         )
         for name, changes in models.items()
     }

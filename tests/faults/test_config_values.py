@@ -14,6 +14,7 @@ from fwpkm_jax.config import Experiment, from_json
 from fwpkm_jax.config_json import final_classes
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training.diagnosis import NonFiniteError
+from fwpkm_jax.training.runs.processes import DistributedConfig
 from tests.faults.config_values import Field, bad_values, bases, fields, json_with
 
 BASES = bases()
@@ -28,6 +29,7 @@ ZERO_MEANS_SOMETHING = {
     "AttentionConfig.rotary_fraction",
     "ExpertsConfig.balance_weight",
     "FastWeightConfig.gate_bias",
+    "MemoryConfig.address_loss",
     "ModelConfig.expert_layers",
     "ModelConfig.memory_layers",
     "ModelConfig.pkm_layers",
@@ -50,6 +52,8 @@ ZERO_MEANS_SOMETHING = {
     "OptimizerConfig.warmup_steps",
     "OptimizerConfig.weight_decay",
     "RecallData.other_loss_weight",
+    "SessionRows.answer_weight",
+    "SessionRows.text_weight",
     "Retention.hardening",
     "Retention.relocation",
     "Retention.replay",
@@ -66,9 +70,10 @@ NEGATIVE_MEANS_SOMETHING = {"FastWeightConfig.gate_bias"}
 def refusal(field: Field, value: object) -> str | None:
     """The message of the error that such a value raises; None if the value is accepted."""
     try:
-        # Of `distributed` runs store nothing; the command line reads it in the same way.
-        values = config_json.to_json(BASES[field.base])
-        config_json.from_json(json_with(values, field.path, value), Experiment)
+        part, path, cls = BASES[field.base], field.path, Experiment
+        if path[0] == "distributed":  # Runs do not store it; the command line reads it alike.
+            part, path, cls = part.distributed, path[1:], DistributedConfig
+        config_json.from_json(json_with(config_json.to_json(part), path, value), cls)
     except ValueError as error:
         return str(error)
     return None

@@ -86,7 +86,10 @@ def test_a_name_is_fetched_at_one_commit_which_the_run_keeps(hub, model, tmp_pat
         sorted(x.name for x in (tmp_path / f"{n}_out").iterdir()) for n in ("run", "from_folder")
     ]
     assert files[0] == files[1]
-    for file in files[0]:
+    card = (tmp_path / "run_out" / "README.md").read_text()
+    assert NAME in card
+    assert NAME not in (tmp_path / "from_folder_out" / "README.md").read_text()
+    for file in set(files[0]) - {"README.md"}:
         one, other = (tmp_path / f"{n}_out" / file for n in ("run", "from_folder"))
         assert one.read_bytes() == other.read_bytes()
 

@@ -217,7 +217,8 @@ def _read(
 ) -> StreamOutput:
     """`LanguageModel.stream` with the memories that `read_only` and the stream hold together."""
     stream = stream._replace(memory=read_only.whole(stream.memory))
-    out = model.stream(tokens, stream, mask=mask, **reading._asdict())
+    # A prompt's other tokens need no logits; prompts end with the last one of a piece.
+    out = model.stream(tokens, stream, mask=mask, logits_to_keep=1, **reading._asdict())
     return out._replace(stream=out.stream._replace(memory=read_only.carried(out.stream.memory)))
 
 
@@ -240,7 +241,7 @@ def _prefill(
         of_piece = None if mask is None else mask[index]
         out = _read(model, tokens[index], carry[0], of_piece, reading, read_only)
         # Prompts end with the last piece, so its last position is real in every prompt.
-        return out.stream, out.logits[:, -1]
+        return out.stream, out.logits[:, 0]
 
     stream, logits = jax.lax.fori_loop(0, count, read, (state.stream, state.logits))
     if mask is None:

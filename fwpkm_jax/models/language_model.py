@@ -330,6 +330,7 @@ class LanguageModel(nnx.Module):
         initial: dict[str, Memory] | None = None,
         chunk_size: ChunkSize | None = None,
         write: bool = True,
+        logits_to_keep: int | None = None,
         partition: Partition | None = None,
     ) -> StreamOutput:
         """Processes a piece of a stream; the sizes of the pieces do not change logits or memories.
@@ -348,17 +349,24 @@ class LanguageModel(nnx.Module):
           chunk_size: tokens per write for this call; None: the config's. "flush": tokens wait in
             the queue, at most `max_chunk_size` in total, until `flush` writes them.
           write: False leaves memories and queues unchanged, except where `initial` takes effect.
+          logits_to_keep: of so many last tokens logits are computed, at least 1; None: of all.
+            The others cost no product with the vocabulary's matrix.
           partition: of the piece over devices, of which each reads a part (`mesh.sequence`); None:
             one device. The stream lies on all of them. A piece whose length does not divide into
             the parts takes padding in `mask`.
 
         Raises:
           ValueError: the stream's memory does not fit this model, `chunk_size` its queues, the
-            piece the mesh, or `initial` is missing.
+            piece the mesh, `initial` is missing, or `logits_to_keep` is below 1 or given with a
+            `partition`.
         """
         self._check(tokens, stream.memory, mask, segment_ids)
         if partition is not None:
             _check_piece(tokens, partition)
+        if logits_to_keep is not None and (logits_to_keep < 1 or partition is not None):
+            raise ValueError(
+                f"logits_to_keep={logits_to_keep} must be at least 1, and None with a partition."
+            )
         starts, numbers, document = None, None, stream.document
         if segment_ids is not None:
             mask, starts, numbers, document = StreamDocument.of_piece(segment_ids, mask, document)
@@ -385,6 +393,8 @@ class LanguageModel(nnx.Module):
         has_state = self.fast_weight_layer is None or stream.head is not None
         assert has_state, "a stream of this model carries its Fast Weight Layer's state"
         x, bias, head = self._before_head(x, tokens, stream.head, context)
+        if logits_to_keep is not None:
+            x, bias = jax.tree.map(lambda each: each[:, -logits_to_keep:], (x, bias))
         stream = Stream(memory, layers, head, document)
         return StreamOutput(self.logits(x, bias, partition), stream, info)
 

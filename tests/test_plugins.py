@@ -221,7 +221,7 @@ def test_a_run_folder_runs_no_code(received):
     refused = fwpkm("generate", ".", cwd=received)
     assert refused.returncode == 2
     assert refused.stderr == (
-        "fwpkm generate: config.json names plugins, which are code: evil_plugin, antigravity; if "
+        "fwpkm generate: ./config.json names plugins, which are code: evil_plugin, antigravity; if "
         "you trust it, add `--plugins evil_plugin antigravity` to the command (in Python: import "
         "it first).\n"
     )

@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.array_types import SubKeys
 from fwpkm_jax.core.slots.keys.scan import KeyLoops
 from fwpkm_jax.core.slots.write import KeyWrite
 from pallas_kernels.dispatch import Kernel, Operation, module_of
@@ -26,7 +25,11 @@ def key_loops(kernel: Kernel, top_k: int) -> KeyLoops:
 
 
 def _refuses(
-    kernel: Kernel, keys: SubKeys, queries: jax.Array, top_k: int, key_write: KeyWrite
+    kernel: Kernel,
+    keys: jax.Array | jax.ShapeDtypeStruct,
+    queries: jax.Array | jax.ShapeDtypeStruct,
+    top_k: int,
+    key_write: KeyWrite,
 ) -> str | None:
     # Queries in bfloat16 are taken as they are.
     dtype = jnp.float32 if queries.dtype == jnp.bfloat16 else queries.dtype

@@ -183,7 +183,11 @@ _pair.defvjp(_pair_forward, _pair_backward)
 
 
 def refuses(
-    kernel: Kernel, queries: jax.Array | jax.ShapeDtypeStruct, keys: jax.Array, *, top_k: int
+    kernel: Kernel,
+    queries: jax.Array | jax.ShapeDtypeStruct,
+    keys: jax.Array | jax.ShapeDtypeStruct,
+    *,
+    top_k: int,
 ) -> str | None:
     """None, or why the kernel that chooses sub-keys does not take these arrays."""
     # Shapes that make no sense are refused in the words of the reference.

@@ -78,7 +78,8 @@ PLANTS = {
     ),
     "a row sees the one before it from token 64 on": (
         mixer(lambda x, options: (x + late(x, 64) * jnp.roll(x, 1, 0), options)),
-        "isolation, whole pass",
+        # First seen there: the rows of one call change from other positions on.
+        "causality, whole pass",
     ),
     "one row sees one other row": (
         mixer(lambda x, options: (x.at[1].add(0.3 * x[2]) if len(x) > 2 else x, options)),

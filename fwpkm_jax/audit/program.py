@@ -120,8 +120,8 @@ def program_lines(
       tokens: ids int32 `[rows, length]`, rows as long as those that it was trained on.
       chunk_sizes: tokens per write, whose edges are looked at first where not all can be.
       rounding: see `causality`.
-      agreement: share of the logits' spread by which pieces of other sizes may differ, as they are
-        computed in another order.
+      agreement: share of the logits' spread, or of 1 nat where it is less, by which pieces of
+        other sizes may differ, as they are computed in another order.
       cause: given a way of reading, names the cause of a look ahead.
     """
     rows, length = tokens.shape
@@ -187,11 +187,12 @@ def agree(name: str, pairs: Mapping[str, tuple[np.ndarray, np.ndarray]], *, allo
     Args:
       name: of the line.
       pairs: by way, its logits and those of a reference.
-      allowed: share of the reference's spread.
+      allowed: share of the reference's spread, or of 1 nat where it is less: in a model that
+        hardly learned anything, rounding alone may choose between two slots.
     """
     found = {way: difference_of(*pair) for way, pair in pairs.items()}
-    bounds = {way: allowed * float(np.std(expected)) for way, (_, expected) in pairs.items()}
-    worst = max(found, key=lambda way: found[way] / max(bounds[way], 1e-30))
+    bounds = {way: allowed * max(1.0, float(np.std(one))) for way, (_, one) in pairs.items()}
+    worst = max(found, key=lambda way: found[way] / bounds[way])
     good = found[worst] <= bounds[worst]
     text = (
         f"Logits of {', '.join(found)} equal those of one call within {found[worst]:.1g} (allowed "

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -77,6 +79,11 @@ def load(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", place)
+        # Programs that another test has loaded lie in another place.
+        others = [path for path in sys.path if not Path(path, "transformers_modules").exists()]
+        patch.setattr(sys, "path", others)
+        for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+            patch.delitem(sys.modules, name)
         yield loaded
 
 

@@ -1,18 +1,18 @@
 """Asks a run what sessions told it: exact answers with the memory written, not written, and others.
 
-    python -m lab.real_model.evaluate RUN --sessions FILE [--base BASE] [--book FILE] [--out JSON]
+    python -m lab.real_model.evaluate --run RUN --sessions FILE [--base BASE] [--book FILE]
 
 FILE holds sessions as `fwpkm_jax.data.sessions` reads them. All rows of a session but the last are
 told; the answers of its last row are asked. An answer is exact if each of its tokens is the
 model's most likely one behind the question and the tokens before it.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from benchmarks.options import parse
 from fwpkm_jax.data.sessions import SessionRow, read_sessions
 from fwpkm_jax.data.streams.files import data_files
 from fwpkm_jax.data.tokenizers import load_tokenizer
@@ -28,6 +29,24 @@ from fwpkm_jax.training.state import model_graph
 
 _BATCH = 4
 _MULTIPLE = 64  # Lengths, so that few programs are compiled.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Asks a run what sessions told it."""
+
+    run: Path
+    """Directory of the run."""
+    sessions: Path
+    """Sessions, JSON lines."""
+    base: Path | None = None
+    """Run of the model alone, asked with all in its context."""
+    book: Path | None = None
+    """Text of which 2,000 tokens are read between."""
+    few: int = 16
+    """Sessions of the longer conditions."""
+    out: Path | None = None
+    """JSON lines, to which the shares are added."""
 
 
 def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -161,15 +180,8 @@ def in_context(sessions: Sequence[list[SessionRow]]) -> list[list[SessionRow]]:
     return joined
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Asks a run what sessions told it.")
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--sessions", type=Path, required=True)
-    parser.add_argument("--base", type=Path, help="run of the model alone, asked with all in sight")
-    parser.add_argument("--book", type=Path, help="text that is read between, 2,000 tokens")
-    parser.add_argument("--few", type=int, default=16, help="sessions of the longer conditions")
-    parser.add_argument("--out", type=Path, help="JSON lines, to which the shares are added")
-    options = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(Options, argv)
     run = load_run(options.run)
     tokenizer = load_tokenizer(run.experiment.data.text.tokenizer)
     sessions = list(read_sessions(data_files(str(options.sessions)), tokenizer))
@@ -190,6 +202,8 @@ def main() -> None:
     say("without the write that keeps", ask(Asked(run, retention=False), sessions))
     if options.book is not None:
         book = tokenizer.encode(options.book.read_text())[:2000]
+        if len(book) < 2000:
+            raise ValueError(f"{options.book} has {len(book)} tokens; name a text of 2,000.")
         pieces = np.split(book, range(500, 2000, 500))
         say("after 2,000 tokens of a book", ask(asked, few, between=pieces))
     if options.base is not None:

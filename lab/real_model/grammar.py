@@ -5,19 +5,21 @@ made of a relation's own forms or general ones, openings, tails and texts betwee
 are words of a tokenizer, made-up names, numbers and dates. `relations.txt` and `phrases.txt` hold
 the forms. A form or word belongs to training or to the test, by the checksum of its text.
 
-    python -m lab.real_model.grammar TOKENIZER_JSON BOOKS_JSONL OUT --sessions 1000 --seed 0
+    python -m lab.real_model.grammar --tokenizer FILE --books FILE --out FILE --sessions 1000
 
 writes sessions as `fwpkm_jax.data.sessions` reads them.
 """
 
-import argparse
 import json
 import random
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.options import parse
 
 FOLDER = Path(__file__).parent
 _MONTHS = "January February March April May June July August September October November December"
@@ -64,6 +66,26 @@ _ARTICLES = (
 )
 TEST_SHARE = 5
 """One form or word of so many is kept for the test."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Writes sessions of facts."""
+
+    tokenizer: Path
+    """A tokenizer.json, whose words are names and values."""
+    books: Path
+    """JSON lines of texts, whose sentences stand between."""
+    out: Path
+    """JSON lines of sessions."""
+    sessions: int = 1000
+    """Of this number."""
+    seed: str = "train"
+    """Of all draws."""
+    new_forms: bool = False
+    """Forms that are kept apart for the test."""
+    new_words: bool = False
+    """Names and values that are kept apart for the test."""
 
 
 @dataclass(frozen=True)
@@ -354,16 +376,9 @@ def sentences(books: Path) -> list[str]:
     return found
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Writes a file of sessions."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("tokenizer", "books", "out"):
-        parser.add_argument(name, type=Path)
-    parser.add_argument("--sessions", type=int, default=1000)
-    parser.add_argument("--seed", default="train")
-    parser.add_argument("--new_forms", action="store_true")
-    parser.add_argument("--new_words", action="store_true")
-    options = parser.parse_args()
+    options = parse(Options, argv)
     grammar = Grammar(
         options.tokenizer,
         sentences(options.books),

@@ -1,6 +1,6 @@
 """Trains the memory of SmolLM2 alone, in PyTorch: its bfloat16 is the faster one on a processor.
 
-    python lab/real_model/peer_training.py MODEL BOOKS_JSONL OUT --minutes 60
+    python -m lab.real_model.peer_training MODEL BOOKS_JSONL OUT
 
 MODEL is the model as a folder of the transformers library (with its tokenizer.json). Needs torch,
 transformers and safetensors. OUT gets `memory.safetensors`, the weights under the library's names,
@@ -35,6 +35,8 @@ from lab.real_model.grammar import Fact, Grammar, sentences
 
 LAYER, CHUNK, TOP_K, SUBKEYS, KEY, VALUE, MODEL = 22, 64, 16, 128, 128, 256, 576
 TOLD, ASKED, QUESTIONS, ANSWER = 256, 160, 12, 5
+SESSIONS, BATCH, MINUTES, RATE = 2752, 8, 60, 1e-3
+PAIRS = 600  # Steps of the address loss alone, before all else.
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
 SYSTEM += "<|im_end|>\n"
 USER, END, ASSISTANT = "<|im_start|>user\n", "<|im_end|>\n", "<|im_start|>assistant\n"
@@ -387,11 +389,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("model", "books", "out"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--sessions", type=int, default=2752)
-    parser.add_argument("--pairs", type=int, default=600, help="steps of the address loss alone")
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--batch", type=int, default=8)
     options = parser.parse_args()
     torch.manual_seed(0)
     options.out.mkdir(parents=True)
@@ -403,23 +400,23 @@ def main():
     def made(split, number, **new):
         sessions = Sessions(tokenizer, Grammar(file, books, **new), split)
         parts = [
-            frozen.states_below(batch_of(sessions, range(first, first + options.batch)))
-            for first in range(0, number, options.batch)
+            frozen.states_below(batch_of(sessions, range(first, first + BATCH)))
+            for first in range(0, number, BATCH)
         ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    test = made("test", 4 * options.batch, new_forms=True, new_words=True)
-    data = made("train", options.sessions, new_forms=False, new_words=False)
+    test = made("test", 4 * BATCH, new_forms=True, new_words=True)
+    data = made("train", SESSIONS, new_forms=False, new_words=False)
     number = len(data["told"])
     several = [
-        picked(data, torch.arange(first, first + options.batch))
-        for first in range(0, min(number, 10 * options.batch), options.batch)
+        picked(data, torch.arange(first, first + BATCH))
+        for first in range(0, min(number, 10 * BATCH), BATCH)
     ]
     begin_values(memory, frozen, several)
     address = [memory.query.weight, memory.query.bias, memory.query_scale]
     optimizer = torch.optim.Adam(address, lr=3e-3)
-    for step in range(options.pairs):
-        left = (options.pairs - step) / options.pairs
+    for step in range(PAIRS):
+        left = (PAIRS - step) / PAIRS
         optimizer.param_groups[0]["lr"] = 3e-3 * min(1, left / 0.4)
         loss, _ = address_loss(memory, picked(data, torch.randint(number, (32,))))
         optimizer.zero_grad()
@@ -434,15 +431,15 @@ def main():
         ([memory.out.weight, memory.out.bias], 5.0),
     ]
     groups = [{"params": weights, "factor": factor} for weights, factor in rates]
-    optimizer = torch.optim.Adam(groups, lr=options.rate, betas=(0.9, 0.98))
+    optimizer = torch.optim.Adam(groups, lr=RATE, betas=(0.9, 0.98))
     start, step, order = time.time(), 0, []
-    while (used := (time.time() - start) / 60 / options.minutes) < 1:
+    while (used := (time.time() - start) / 60 / MINUTES) < 1:
         for group in optimizer.param_groups:
             decay = min(1, (step + 1) / 20) * min(1, (1 - used) / 0.25 + 0.03)
-            group["lr"] = options.rate * group["factor"] * decay
-        if len(order) < options.batch:
+            group["lr"] = RATE * group["factor"] * decay
+        if len(order) < BATCH:
             order = torch.randperm(number).tolist()
-        batch = picked(data, torch.tensor([order.pop() for _ in range(options.batch)]))
+        batch = picked(data, torch.tensor([order.pop() for _ in range(BATCH)]))
         more = picked(data, torch.randint(number, (32,)))
         loss, shown = loss_of(memory, frozen, batch, more)
         optimizer.zero_grad()

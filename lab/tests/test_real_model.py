@@ -5,9 +5,18 @@ import random
 
 import numpy as np
 import pytest
+from flax import nnx
 
+from fwpkm_jax import LanguageModel
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.data import TextData
 from fwpkm_jax.data.sessions import Answer, SessionRow
+from fwpkm_jax.run import Run
 from lab.real_model import evaluate, grammar
+from tests.benchmarks.programs import run
+from tests.evaluation.conftest import tiny_model_config
+
+ASKED = {"question": "Where did Bo sit?", "answer": " mat", "about": "Bo sat on the"}
 
 
 @pytest.fixture
@@ -81,3 +90,29 @@ def test_what_is_told_is_asked_by_condition():
     ((joined,), *_) = evaluate.in_context(sessions)
     assert joined.tokens.tolist() == [0, 0, 9, 0]
     assert joined.answers[0].start == 3
+
+
+def test_sessions_are_written_and_asked_by_command(tokenizer_json, tmp_path, monkeypatch):
+    books, sessions, lines = (tmp_path / name for name in ("books.jsonl", "s.jsonl", "out.jsonl"))
+    books.write_text(
+        json.dumps({"text": "It was a long and quiet morning in the old house. " * 50})
+    )
+    made = ("--tokenizer", tokenizer_json, "--books", books, "--out", sessions, "--sessions", 3)
+    run("lab.real_model.grammar", *made, "--seed", "held-out", "--new_forms", "--new_words")
+    assert len(sessions.read_text().splitlines()) == 3
+
+    # Without a chat: bytes have no template of one.
+    told = {"rows": [{"text": "Bo sat on the mat."}, {"questions": [ASKED]}]}
+    sessions.write_text((json.dumps(told) + "\n") * 3)
+    config = tiny_model_config(mixers=("swa",), memory_layers=(0,), vocab_size=300)
+    graphdef, params = nnx.split(model := LanguageModel(config, rngs=nnx.Rngs(0)))
+    memory = model.init_memory(nnx.Rngs(1).params(), groups=1)
+    experiment = Experiment(model=config, data=TextData(train_paths=("text.txt",)))
+    one = Run(experiment, graphdef, params, memory, step=0)
+    monkeypatch.setattr(evaluate, "load_run", lambda folder: one)
+    asked = ("--run", tmp_path, "--sessions", sessions, "--base", tmp_path, "--book", books)
+    run("lab.real_model.evaluate", *asked, "--few", 2, "--out", lines)
+    found = {line["condition"]: line for line in map(json.loads, lines.read_text().splitlines())}
+    assert [found[name]["sessions"] for name in ("written", "told twice")] == [3, 2]
+    assert {"after 2,000 tokens of a book", "the base, all in its context"} <= found.keys()
+    assert all(line["exact"] == 0 for line in found.values())  # It has learned nothing.

@@ -47,6 +47,7 @@ _NOUN_QUESTIONS = [
     *("Which R does N have", "Which R belongs to N", "Which R did N mention", "N's R"),
     *("What does N have as R", "What stands under R for N", "Which R did N give", "R of N"),
 ]
+_WISHES = ["want", "plan", "hope", "like", "need", "refuse", "promise"]
 _DOUBLED = {"put", "sit", "swim", "run", "swap"}
 
 
@@ -60,7 +61,7 @@ class Relation(NamedTuple):
     """What can be said of an owner.
 
     Attributes:
-      owner: p, a person, or t, a thing.
+      owner: p, a person, t, a thing, or I.
       kind: of the value: word, two, name, number, date.
       nouns: that name it; of a verb, one that only tells it from others.
       statements: forms with the owner as N or P, and the value as V.
@@ -144,6 +145,7 @@ class Relations:
 
     def _of_verb(self, rng: random.Random) -> tuple:
         verb = rng.choice(self._verbs)
+        first_person = rng.random() < 0.15
         places = list(range(len(verb.follow))) + [-1] * (verb.object != "-")
         asked = rng.choice(places)
         what = rng.choice(_DETERMINERS) + self._thing(rng)
@@ -154,6 +156,8 @@ class Relations:
         def make() -> tuple[str, str]:
             time = rng.choice(["past", "past", "future", "now", "want"])
             said, direct = _phrase(rng, verb, time), _phrase(rng, verb, time, question=True)
+            if first_person:
+                said, direct = _of_me(verb, said), (_of_me(verb, direct[0]), direct[1])
             adverb = rng.choice(_ADVERBS)
             if asked < 0:
                 statement = f"N {_with_adverb(said, adverb)} V"
@@ -177,11 +181,12 @@ class Relations:
                 question = question[0].upper() + question[1:]
             else:
                 said = _phrase(rng, verb, time)
+                said = _of_me(verb, said) if first_person else said
                 clause = f"{lead} N {said}{behind} {where}".rstrip()
                 question = fill(rng.choice(_INDIRECT), W=clause)
             return statement, question
 
-        return make, f"{verb.base} {preposition}", ("p", value_kind)
+        return make, f"{verb.base} {preposition}", ("I" if first_person else "p", value_kind)
 
 
 def _phrase(rng: random.Random, verb: _Verb, time: str, *, question: bool = False):
@@ -203,15 +208,25 @@ def _phrase(rng: random.Random, verb: _Verb, time: str, *, question: bool = Fals
             ("is", _progressive(verb.base), f"is {_progressive(verb.base)}"),
         ]
     else:
-        wish = rng.choice(["want", "plan", "hope", "like", "need", "refuse", "promise"])
+        wish = rng.choice(_WISHES)
         options = [("does", f"{wish} to {verb.base}", f"{_third(wish)} to {verb.base}")]
     auxiliary, rest, said = rng.choice(options)
     return (auxiliary, rest) if question else said
 
 
+def _of_me(verb: _Verb, said: str) -> str:
+    """Words about somebody, of the speaker."""
+    first, space, rest = said.partition(" ")
+    mine = {"is": "am", "has": "have", "does": "do", _third(verb.base): verb.base}
+    mine |= {_third(wish): wish for wish in _WISHES}
+    return mine.get(first, first) + space + rest
+
+
 def _with_adverb(said: str, adverb: str) -> str:
     first, _, rest = said.partition(" ")
-    return f"{first} {adverb}{rest}" if first in ("has", "will", "is") else adverb + said
+    return (
+        f"{first} {adverb}{rest}" if first in ("has", "have", "will", "is", "am") else adverb + said
+    )
 
 
 def _third(base: str) -> str:

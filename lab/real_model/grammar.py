@@ -65,7 +65,7 @@ _ARTICLES = (
     *("a ", "the ", "the ", "his ", "her ", "in the ", "near the ", "by the ", "only ", "two "),
     *("some ", "an old ", "a new ", "behind the ", "with a ", "the red ", "five ", "on "),
 )
-_JOINTS = ["and", "and", "but", "and then", "while", "and so", "because", "though"]
+_JOINTS = ["and", "and", "but", "while", "because", "though", "so"]
 TEST_SHARE = 5
 """One form or word of so many is kept for the test."""
 
@@ -193,6 +193,8 @@ class Grammar:
             if pairs and rng.random() < 0.3:
                 relation = rng.choice(list(pairs.values()))  # The same of two owners.
             owner = rng.choice(people if relation.owner == "p" else things)
+            if relation.owner == "I":
+                owner = "I"
             if (
                 self._has_own
                 and relation.has_noun
@@ -206,6 +208,8 @@ class Grammar:
         order = list(pairs)
         if rng.random() < 0.5:
             order.sort(key=lambda pair: pair[0])  # What is said of one stands together.
+        elif self._wide and rng.random() < 0.5:
+            order.sort(key=lambda pair: pair[1])  # The same of several.
         pronouns = {owner: rng.choice([("he", "his"), ("she", "her")]) for owner in people}
         before = None
         for pair in order:
@@ -213,17 +217,18 @@ class Grammar:
                 told.append(self._between(rng))
                 before = None
             latest[pair] = len(told)
-            pronoun = pronouns.get(pair[0]) if before == pair[0] and rng.random() < 0.6 else None
+            same = before is not None and before[0] == pair[0]
+            pronoun = pronouns.get(pair[0]) if same and rng.random() < 0.6 else None
             value = self._value(rng, pairs[pair].kind)
-            joined = bool(self._wide) and pronoun is not None and rng.random() < 0.5
-            opening = rng.choice(_JOINTS) if joined else ""
-            fact = self._fact(rng, pair[0], pairs[pair], value, opening, pronoun)
-            if joined and isinstance(last := told[-1], Fact):
-                # One sentence tells both.
-                told[-1] = replace(last, after=last.after[:-1] + rng.choice([",", ""]))
-                fact = replace(fact, before=fact.before[0].lower() + fact.before[1:])
-            told.append(fact)
-            before = pair[0]
+            joined = bool(self._wide) and before is not None and rng.random() < 0.5
+            if joined and before is not None and before[1] == pair[1]:
+                self._add_gapped(rng, told, pair[0], value)
+            elif joined and pronoun is not None:
+                fact = self._fact(rng, pair[0], pairs[pair], value, rng.choice(_JOINTS), pronoun)
+                self._add_joined(rng, told, fact, pronoun)
+            else:
+                told.append(self._fact(rng, pair[0], pairs[pair], value, "", pronoun))
+            before = pair
         for pair, relation in pairs.items():
             draw = rng.random()
             if draw < 0.04:
@@ -243,9 +248,36 @@ class Grammar:
             fact = told[latest[pair]]
             assert isinstance(fact, Fact)
             same = not asked_in_chat and rng.random() < 0.25
+            # A joined statement may lack its subject.
+            same = same and (not self._wide or pair[0] in fact.before)
             text = fact.before if same else self._question(rng, pair[0], pairs[pair], asked_in_chat)
             questions.append(Question(text, fact.value, latest[pair]))
         return Session(told, questions, rng.random() < chat, asked_in_chat)
+
+    def _add_joined(
+        self, rng: random.Random, told: list[Fact | str], fact: Fact, pronoun: tuple[str, str]
+    ) -> None:
+        """Adds a fact to the sentence before, at times without its subject."""
+        last = told[-1]
+        assert isinstance(last, Fact)
+        told[-1] = replace(last, after=last.after[:-1] + rng.choice([",", ""]))
+        joint, _, rest = fact.before.partition(" ")
+        if rest.startswith(f"{pronoun[0]} ") and rng.random() < 0.5:
+            rest = rest.removeprefix(f"{pronoun[0]} ")
+            joint = rng.choice(["", joint])
+        told.append(replace(fact, before=f"{joint[:1].lower()}{joint[1:]} {rest}".strip()))
+
+    def _add_gapped(
+        self, rng: random.Random, told: list[Fact | str], owner: str, value: str
+    ) -> None:
+        """Adds the same fact of another owner, without the words that both share."""
+        last = told[-1]
+        assert isinstance(last, Fact)
+        told[-1] = replace(last, after=rng.choice([",", ";", " and", ""]))
+        words = owner + rng.choice(["", "", ",", ":"])
+        if rng.random() < 0.4:
+            words += f" {last.before.split()[-1]}"
+        told.append(Fact(words, value, rng.choice([".", ".", ";"])))
 
     def _fact(
         self,
@@ -324,7 +356,7 @@ class Grammar:
 
 
 def _possessive(rng: random.Random, owner: str) -> str:
-    if owner == "my":
+    if owner in ("my", "I"):
         return "my"
     return owner + ("'" if owner.endswith("s") and rng.random() < 0.3 else "'s")
 

@@ -190,9 +190,6 @@ class JSONTokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray:
         """Token ids of a conversation up to where the answer begins, int32 `[tokens]`.
 
-        Args:
-          messages: see `write_chat`.
-
         Raises:
           ImportError: the package jinja2 is not installed.
           ValueError: see `write_chat`.

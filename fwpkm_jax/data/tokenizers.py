@@ -103,10 +103,6 @@ class SentencePieceTokenizer:
     def __init__(self, model: bytes, *, name: str):
         """Loads a model.
 
-        Args:
-          model: contents of a `.model` file.
-          name: what errors call it.
-
         Raises:
           ImportError: the package sentencepiece is not installed.
           ValueError: it is not a SentencePiece model, or has no piece that ends a document.

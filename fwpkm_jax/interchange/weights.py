@@ -77,12 +77,6 @@ def checked(name: str, tensor: Any, shape: tuple[int, ...], where: str | Path) -
 
     Of a tensor that is traced the numbers are not known, and not checked.
 
-    Args:
-      name: of the tensor.
-      tensor: an array of NumPy or JAX.
-      shape: that the model needs.
-      where: the file, for the message.
-
     Raises:
       OutsideFileError: it has another shape, holds other things than floating-point numbers, or
         NaN or infinity.

@@ -114,12 +114,7 @@ def add_low_rank(model: nnx.Module, config: LoRAConfig, *, rngs: nnx.Rngs) -> No
 
 
 def merged(named: Mapping[str, jax.Array], config: LoRAConfig) -> dict[str, jax.Array]:
-    """The parameters of the model without updates that computes the same; changed kernels float32.
-
-    Args:
-      named: parameters by path, factors among them.
-      config: of the factors.
-    """
+    """The parameters of the equal model without updates; changed kernels are float32."""
     plain = {name: x for name, x in named.items() if name.rsplit("/", 1)[-1] not in FACTORS}
     for name, b in named.items():
         if name.endswith(f"/{FACTORS[1]}"):

@@ -58,9 +58,6 @@ def mesh_axes(partition: Partition) -> dict[str, tuple[str, ...]]:
 def declarations(tree: Any) -> dict[str, Declaration]:
     """What each parameter of a tree says about itself, by `path_name`, in the tree's order.
 
-    Args:
-      tree: Flax variables, as in `nnx.state(model)` or in a module.
-
     Raises:
       ValueError: a parameter does not say what it is.
     """
@@ -82,12 +79,6 @@ def parameter_spec(
     partition: Partition, axes: LogicalAxes, shape: tuple[int, ...], *, name: str
 ) -> P:
     """The partition spec of a parameter.
-
-    Args:
-      partition: the mesh.
-      axes: names of its dimensions, from `logical_axes`.
-      shape: its shape.
-      name: its path, for the error message.
 
     Raises:
       ValueError: a dimension does not divide into the parts of the mesh.

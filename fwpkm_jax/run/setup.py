@@ -229,12 +229,6 @@ def restore_state(
 ) -> TrainState | None:
     """The newest checkpoint's state, with `batches` moved to its data position.
 
-    Args:
-      setup: the run's parts.
-      checkpoints: the run's checkpoints.
-      batches: the iterator over training batches.
-      say: prints a line.
-
     Returns:
       The state; None if the run was never saved.
 
@@ -302,14 +296,7 @@ def new_state(setup: Setup, checkpoints: Checkpoints) -> TrainState:
 
 
 def _state_from(base: str, folder: Path, setup: Setup, checkpoints: Checkpoints) -> TrainState:
-    """The state before the first step with the weights of another run's newest checkpoint.
-
-    Args:
-      base: what the configuration calls the other run.
-      folder: where it is on this machine.
-      setup: the run's parts.
-      checkpoints: see `new_state`.
-    """
+    """The state before the first step with the weights of another run's newest checkpoint."""
     directory = folder.absolute() / "checkpoints"
     if scheme_of(base) is not None and not checkpoint_steps(directory):
         raise FileNotFoundError(f"base={base} holds no complete checkpoint.")

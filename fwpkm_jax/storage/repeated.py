@@ -10,13 +10,7 @@ class Repeated:
     """Calls a function every few seconds in a thread of its own, until `end` or a context ends."""
 
     def __init__(self, call: Callable[[], object], every: float, *, name: str) -> None:
-        """Starts the thread.
-
-        Args:
-          call: first called after `every` seconds.
-          every: seconds.
-          name: of the thread.
-        """
+        """Starts the thread."""
         self._call, self._every = call, every
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)

@@ -182,9 +182,6 @@ class Versions:
     def look(self, names: Iterable[str]) -> None:
         """Reads the markers.
 
-        Args:
-          names: of the objects of the store.
-
         Raises:
           StoreError: the store cannot be asked.
         """

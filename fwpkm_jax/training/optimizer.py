@@ -155,9 +155,6 @@ def decay_mask(params: Any) -> Any:
 
     Each parameter says so itself, where it is made: see `layers.parameters.Role`.
 
-    Args:
-      params: arrays or their shapes, in Flax variables.
-
     Raises:
       ValueError: a parameter does not say what it is.
     """
@@ -169,10 +166,6 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
     """The optimiser as configured, after clipping by the global norm if `clip_norm` is set.
 
     With `schedule_free`, gradients belong to `averages.gradient_weights`, not to the weights.
-
-    Args:
-      config: the optimiser's configuration.
-      steps: length of the run, see `learning_rate_schedule`.
 
     References: AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101; Lion, Chen et al. 2023,
     arXiv:2302.06675; Adafactor, Shazeer and Stern 2018, arXiv:1804.04235; Muon with the size of its

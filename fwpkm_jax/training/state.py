@@ -131,10 +131,6 @@ ROLE = "role="
 def matching(params: Any, pattern: str) -> list[str]:
     """Paths of the parameters that a pattern of `OptimizerConfig.train` means.
 
-    Args:
-      params: arrays or their shapes, in Flax variables.
-      pattern: of paths, or of roles after `role=`.
-
     Raises:
       ValueError: the pattern names roles, and a parameter does not say what it is.
     """

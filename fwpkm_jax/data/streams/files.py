@@ -175,12 +175,7 @@ class HubFile(AbstractDataFile):
 
 
 def check_data_path(path: str, name: str) -> None:
-    """Raises ValueError for an address that data are not read from; asks no server.
-
-    Args:
-      path: of a source of text.
-      name: of the setting that names it.
-    """
+    """Raises ValueError for an address that data are not read from; asks no server."""
     scheme = scheme_of(path)
     if scheme == HUB:
         check_hub_name(path, name)

@@ -70,10 +70,6 @@ class _Layers(NamedTuple):
 def config_text(model: ModelConfig, *, context: int) -> dict[str, Any]:
     """The `config.json` of the first family that computes what the model does without memories.
 
-    Args:
-      model: the model.
-      context: tokens that it was trained on at once, `max_position_embeddings`.
-
     Raises:
       ValueError: no family computes the same; the message names what is closest, and why not.
     """

@@ -235,17 +235,14 @@ class MatrixMemory(AbstractMixer):
         if self.key_bias is not None:
             # In at least float32: a small bias would vanish beside a bfloat16 key.
             key = key.astype(compute_dtype(key.dtype)) + self.key_bias[...][None, None]
-        query, key = (y.reshape(batch, -1, *self._key_heads) for y in (query, key))
+        key_heads = config.num_key_heads, config.key_head_dim
+        query, key = (y.reshape(batch, -1, *key_heads) for y in (query, key))
         value = value.reshape(batch, -1, config.num_value_heads, config.value_head_dim)
         query, key, value = self.rule.features(query, key, value)
         # Value heads of a group read and write under the same keys, each in a memory of its own.
         shared_by = config.num_value_heads // config.num_key_heads
         query, key = (jnp.repeat(y, shared_by, axis=2) for y in (query, key))
         return Tokens(query, key, value, *self.rule.gates(self._gate_inputs(x)))
-
-    @property
-    def _key_heads(self) -> tuple[int, int]:
-        return self.config.num_key_heads, self.config.key_head_dim
 
     @property
     def _channels(self) -> dict[str | bool, int]:

@@ -192,12 +192,7 @@ class Titans(AbstractMixer):
     def whole(
         self, x: Float[Array, "batch length model"], count: Int[Array, " batch"]
     ) -> tuple[Float[Array, "batch length model"], TitansMemory]:
-        """The outputs of whole sequences from their first token, and the memories after them.
-
-        Args:
-          x: real tokens first.
-          count: how many of each sequence are real.
-        """
+        """The outputs of whole sequences from their first token, and the memories after them."""
         size = self.config.write_size
 
         @jax.checkpoint
@@ -231,11 +226,6 @@ class Titans(AbstractMixer):
         Tokens wait in the queue until their write is complete. `queue.push` reads a token before
         the write that it completes; here it is read after that write, by the weights that the
         write leaves, so that reads and all writes of the piece are one computation.
-
-        Args:
-          cache: of the tokens before.
-          x: real tokens first.
-          count: how many of each sequence are real.
         """
         size, chunk, length = self.config.write_size, self.config.chunk_size, x.shape[2]
         waiting = cache.waiting.num_waiting

@@ -102,7 +102,7 @@ def longcrawl64(
     """
     path, decoder = Path(path).expanduser(), _gpt2(vocabulary)
     array = ZarrArray.open(path, wanted=WANTED)
-    rows = range(array.num_rows_of_chunks)
+    rows = range(-(-array.shape[0] // array.chunk_shape[0]))
     missing = {
         row: names
         for row in rows

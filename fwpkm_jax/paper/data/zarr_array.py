@@ -28,10 +28,6 @@ class ZarrArray:
     def open(cls, path: Path, *, wanted: str) -> ZarrArray:
         """The array of a folder.
 
-        Args:
-          path: the folder.
-          wanted: what the error message asks to download.
-
         Raises:
           FileNotFoundError: it holds no `.zarray`.
           ValueError: that describes another kind of array.
@@ -53,10 +49,6 @@ class ZarrArray:
                 "(2, '<u2', 'C', 2); it is of another data set."
             )
         return cls(path, shape, chunks, found.get("dimension_separator", "."))
-
-    @property
-    def num_rows_of_chunks(self) -> int:
-        return -(-self.shape[0] // self.chunk_shape[0])
 
     def rows(self, row: int) -> tuple[int, int]:
         """First index of a row of chunks and the first after it."""

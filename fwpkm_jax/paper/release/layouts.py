@@ -34,9 +34,6 @@ _WRAPPERS = ("_orig_mod.", "module.")
 def read_checkpoint(path: Path) -> dict[str, np.ndarray]:
     """The tensors of a checkpoint by name.
 
-    Args:
-      path: a file or a folder, see the module.
-
     Raises:
       FileNotFoundError: there is no checkpoint; the message says what was looked for.
       OutsideFileError: a file is damaged, holds something else than tensors, or holds a part of the

@@ -256,10 +256,6 @@ class Checkpoints:
         A damaged checkpoint is named in a warning and moved to `damaged_checkpoints` beside the
         directory, so that its step can be saved again. Nothing is deleted.
 
-        Args:
-          abstract: shapes and dtypes, see `read_checkpoint`.
-          layout: the sharding of each array, see `read_checkpoint`.
-
         Raises:
           DamagedCheckpointError: there are checkpoints, but all of them are damaged.
         """

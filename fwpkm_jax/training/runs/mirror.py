@@ -184,10 +184,6 @@ def run_folder(run_dir: str | Path, checkpoints: Which = "all") -> Iterator[Path
     New small files are written back. Takes no lock: a run may be read while it is trained, and
     every object is whole.
 
-    Args:
-      run_dir: the directory or address of the run.
-      checkpoints: which of them are needed, see `Mirror.fetch`.
-
     Raises:
       FileNotFoundError: the bucket holds no run there.
       OSError: the store cannot be asked.

@@ -163,7 +163,6 @@ class JSONTokenizer:
 
     def encode_batch(self, texts: Sequence[str], *, num_threads: int) -> list[np.ndarray]:
         """Token ids of each text; the library chooses its threads."""
-        del num_threads
         with self._encoding():
             encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(one.ids, np.int32) for one in encoded]

@@ -84,7 +84,6 @@ class ByteTokenizer:
 
     def encode_batch(self, texts: Sequence[str], *, num_threads: int) -> list[np.ndarray]:
         """The bytes of each text; uses no threads."""
-        del num_threads
         return [self.encode(text) for text in texts]
 
     def decode(self, token_ids: Iterable[int]) -> str:

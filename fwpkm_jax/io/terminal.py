@@ -85,7 +85,6 @@ def interruptible(program: str) -> Iterator[None]:
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        del number, frame
         os.write(2, f"{program}: {INTERRUPTED}\n".encode())
         os._exit(128 + signal.SIGINT)
 

@@ -105,7 +105,6 @@ class Llama3Scaling:
 
     def scaled(self, frequencies: np.ndarray, theta: float) -> RotaryFrequencies:
         """The frequencies of the longer context."""
-        del theta
         turns = self.original_length * frequencies / (2 * math.pi)
         low, high = self.low_freq_factor, self.high_freq_factor
         # Frequencies between both bounds are mixed, so that none jumps.

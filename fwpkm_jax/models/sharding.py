@@ -150,7 +150,6 @@ def gathered_array(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _gather(whole: NamedSharding, split: NamedSharding, weight: jax.Array) -> jax.Array:
-    del split
     return jax.lax.with_sharding_constraint(weight, whole)
 
 
@@ -159,7 +158,6 @@ def _gather_forward(whole, split, weight):
 
 
 def _gather_backward(whole, split, _, gradient):
-    del whole
     return (jax.lax.with_sharding_constraint(gradient, split),)
 
 

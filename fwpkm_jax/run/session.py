@@ -221,7 +221,6 @@ class Session:
 
     def _record(self, report: Report[Batch], state: TrainState) -> None:
         """Writes a step's record and shows its line."""
-        del state
         self._speed.step_done(report.seconds)
         self._profiler.step_done(report.step)
         seconds = self._speed.seconds_per_step

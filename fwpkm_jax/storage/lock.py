@@ -223,7 +223,6 @@ class _File:
         return os.pread(self._file, _LONGEST_RECORD, 0), _touched(self.where)
 
     def write(self, found: _Found | None) -> bool:
-        del found
         try:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, json.dumps(_record()).encode(), 0)

@@ -267,7 +267,6 @@ def _clip(norm: float) -> optax.GradientTransformationExtraArgs:
     def update(
         updates: Any, state: Any, params: Any = None, *, grad_norm: Any = None, **others: Any
     ) -> tuple[Any, Any]:
-        del params, others
         found = global_norm(updates) if grad_norm is None else grad_norm
 
         def clipped(x: jax.Array) -> jax.Array:
@@ -296,5 +295,4 @@ def _all_maps(matrices: Any) -> Any:
 
 def _sized(updates: Any, params: Any) -> Any:
     """Orthogonal updates with elements as large as AdamW's usually are."""
-    del params
     return jax.tree.map(lambda x: x * (0.2 * jnp.sqrt(max(x.shape)).astype(x.dtype)), updates)

@@ -142,7 +142,6 @@ class BucketFile(AbstractDataFile):
 
     def identity(self, *, sampled: bool) -> str:
         """The hash that the store keeps of it; where it keeps none, that of its bytes."""
-        del sampled
         info = self._info
         for name in ("md5Hash", "crc32c", "ETag", "etag"):
             if info.get(name):
@@ -170,7 +169,6 @@ class HubFile(AbstractDataFile):
         return open_file(fetch_file(self.repository, self.path))
 
     def identity(self, *, sampled: bool) -> str:
-        del sampled
         return self.object_id
 
 

@@ -187,7 +187,6 @@ class GatedDeltaNet(AbstractMixer):
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> GatedDeltaNetCache:
         """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""
-        del max_length
         return empty_cache(self.config, batch, dtype)
 
     @property

@@ -172,7 +172,6 @@ class LaCT(AbstractMixer):
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> LaCTCache:
         """An empty cache; a window needs no `max_length`."""
-        del max_length
         heads, head, window = self.config.num_heads, self.head_dim, self.config.window
         attention = AttentionCache(
             keys=jnp.zeros((batch, window, heads, head), dtype),

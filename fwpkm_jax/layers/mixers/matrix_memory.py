@@ -164,7 +164,6 @@ class MatrixMemory(AbstractMixer):
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> MatrixMemoryCache:
         """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""
-        del max_length
         config = self.config
         # As many inputs as the convolution looks back on.
         reach = config.conv_width - 1 if self.rule.convolution else 0

@@ -138,7 +138,6 @@ class Titans(AbstractMixer):
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansCache:
         """An empty cache; the memory needs no `max_length`."""
-        del max_length
         memory = self.initial_memory(batch, dtype)
         width = self.query_proj.in_features
         return TitansCache(

@@ -71,7 +71,6 @@ class ZarrRows:
         return self.array.rows(self.row)[1] - self.array.rows(self.row)[0]
 
     def read(self, tokenizer: Tokenizer, start: Place) -> Iterator[Piece]:
-        del tokenizer
         first, last = self.array.rows(self.row)
         tokens = self.array.read(first + start.record, last)
         for record, document in enumerate(tokens, start=start.record):

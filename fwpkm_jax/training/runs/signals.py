@@ -85,7 +85,6 @@ class StopSignals:
         return _signal(self._greatest(self._caught or 0))
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
-        del frame
         self._caught = signal.Signals(number)
         self._restore()
         # Printing fails if the signal came in the middle of a line that is being printed.

@@ -172,7 +172,6 @@ def _step_of(chunk: ScannedChunk, sums: StepSums | None, *, score: Score) -> Key
 
 def _scan_backward(find, key_write, loops, residuals, cotangents):
     """Goes from the last chunk to the first; only what depends on the keys' cotangent is inside."""
-    del find
     return _scan_back(key_write, loops.backward, loops.to_queries, residuals, cotangents)
 
 

@@ -25,7 +25,7 @@ from fwpkm_jax.data.streams.formats import read_tokens, whole_documents
 from fwpkm_jax.data.streams.names import PACKAGED
 from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry, token_dtype
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
-from fwpkm_jax.literals import check_least, check_literals, some
+from fwpkm_jax.literals import Count, check_fields, some
 from fwpkm_jax.storage.addresses import check_store, scheme_of
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ class TextData(AbstractDataConfig):
     reading: Literal["memory", "stream"] = "memory"
     """When text is read. memory: once at the start, and all of it is kept. stream: while training,
     and a window of rows is kept, however much text there is."""
-    window: int = 1024
+    window: Count = 1024
     """Rows that reading=stream shuffles at a time; resuming reads the window anew. 1: rows come in
     the order of the text."""
-    length: int = 4096
+    length: Count = 4096
     """Labels per row; a row holds one token more."""
     field: str = "text"
     """Field of a .jsonl, .parquet or .arrow record that holds the text."""
@@ -88,7 +88,7 @@ class TextData(AbstractDataConfig):
     """The files hold sessions (`data.sessions`), one a row, instead of texts. None: texts."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
+        check_fields(self)
         for name in ("train_paths", "valid_paths"):
             for path in getattr(self, name):
                 check_data_path(path, name)
@@ -96,7 +96,6 @@ class TextData(AbstractDataConfig):
             check_store(self.tokenizer, "tokenizer")
         if not self.train_paths:
             raise ValueError("train_paths=() names no text; give at least one file or folder.")
-        check_least(self, length=1, window=1)
         if self.reading == "stream":
             self._check_stream()
         if self.needles is not None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 from flax import nnx
 
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import Checked
 
 LogicalAxes = tuple[str | None, ...]
 """What a parameter's dimensions are: "vocab", "embed" (the model's width), "heads" (all heads' or
@@ -53,7 +53,7 @@ _KEY = "declaration"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declaration:
+class Declaration(Checked):
     """What is known of a parameter apart from its value.
 
     Raises:
@@ -66,9 +66,6 @@ class Declaration:
     """What each dimension is; None: the parameter is whole on every device."""
     decay: bool | None = None
     """Whether weight decay applies. None: as the role says."""
-
-    def __post_init__(self):
-        check_literals(self)
 
     @property
     def decays(self) -> bool:

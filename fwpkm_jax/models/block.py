@@ -237,7 +237,10 @@ class Block(nnx.Module):
             normed, mask=context.mask, starts=context.starts, cache=cache, partition=partition
         )
         mixed = checkpoint_name(mixed, MIXED)
-        mixed = self._output_normed(mixed, self.mixer_norm, self.mixer_output_norm)
+        mixer_norm, feed_forward_norm = self.mixer_output_norm, self.feed_forward_output_norm
+        if self.norms == "outputs":  # Then a sub-layer's only norm is that of its output.
+            mixer_norm, feed_forward_norm = self.mixer_norm, self.feed_forward_norm
+        mixed = mixed if mixer_norm is None else mixer_norm(mixed)
         if partition is not None:
             x, mixed = partition.by_sequence(x + mixed), None
         x, normed = self._sum_and_norm(self.feed_forward_norm, x, mixed, fused)
@@ -254,7 +257,7 @@ class Block(nnx.Module):
             y, facts["router_load"] = feed_forward(normed, partition=partition)
         else:
             y = feed_forward(normed)
-        x = x + self._output_normed(y, self.feed_forward_norm, self.feed_forward_output_norm)
+        x = x + (y if feed_forward_norm is None else feed_forward_norm(y))
         x = x if partition is None else partition.by_sequence(x)
         return BlockOutput(x, **facts), cache
 
@@ -268,9 +271,3 @@ class Block(nnx.Module):
             return norm.after_sum(x, branch)
         x = x if branch is None else x + branch
         return x, x if post_norm else norm(x)
-
-    def _output_normed(self, y: jax.Array, norm: RMSNorm, output_norm: RMSNorm | None) -> jax.Array:
-        """What a sub-layer adds, from its output."""
-        if output_norm is not None:
-            return output_norm(y)
-        return norm(y) if self.norms == "outputs" else y

@@ -22,6 +22,7 @@ from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mas
 from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, keys_as_queries
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.parameters import linear_map, parameter
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs
 from pallas_kernels.short_convolution import Part, short_convolution
@@ -31,7 +32,7 @@ from pallas_kernels.short_convolution import Part, short_convolution
 class MatrixFrame(MemoryHeads):
     """Shape of a layer with a matrix memory, for every rule."""
 
-    decay_rank: int = 16
+    decay_rank: Count = 16
     """Width between the two projections of a decay or a strength per channel."""
 
 

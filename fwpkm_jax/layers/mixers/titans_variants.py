@@ -25,7 +25,7 @@ from fwpkm_jax.layers.mixers.titans import Titans
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.mixers.titans_mac import TitansGate, TitansMAC
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_fields
 
 Output = Float[Array, "batch length model"]
 
@@ -47,7 +47,7 @@ class TitansMixerConfig(AbstractMixerConfig):
     """Its window is not used by mac, which attends within segments of `memory.chunk_size`."""
 
     def __post_init__(self):
-        check_literals(self)
+        check_fields(self)
         if self.variant == "mac" and self.memory.average_steps:
             raise ValueError(
                 "titans.average_steps=True is for a memory alone or beside attention; titans_mac "

@@ -35,6 +35,7 @@ _OURS = {
     "mesa": f"{_MATRIX}.mesa:Mesa",
     "falcon": f"{_MATRIX}.falcon:Falcon",
     "omega": f"{_MATRIX}.omega:Omega",
+    "gated_deltanet2": f"{_MATRIX}.gated_deltanet2:GatedDeltaNet2",
 }
 
 

@@ -1,10 +1,14 @@
-"""Comba's and RWKV-7's reads and writes, against the authors' code.
+"""What rules read, leave and differentiate to, against their public code.
 
 `published/comba.npz`: `naive_recurrent_comba` of fla-org/flash-linear-attention (commit bc3b101,
 torch 2.13.0, CPU, float64), with the query corrected before its norm as in that repository's layer,
 norms with eps 1e-6 and p = feedback * key; `d_` are gradients.
 `published/rwkv7.npz`: `time_mixing` of BlinkDL/RWKV-LM, RWKV-v7/rwkv_v7_numpy.py (commit 524481d),
 float64, token by token with weights that pass the drawn vectors on; one key has norm 1e-3.
+Others: the function named below of fla-org/flash-linear-attention (commit bc3b101, torch 2.13.0,
+CPU, with its casts to float32 replaced by casts to float64 and a scale of 1); `cot_` are cotangents
+of outputs, `d_` gradients.
+`published/gated_deltanet2.npz`: `naive_recurrent_gdn2`.
 """
 
 from pathlib import Path
@@ -17,6 +21,7 @@ import pytest
 from fwpkm_jax.rules.matrix import Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs
 from fwpkm_jax.rules.matrix.comba import Comba
+from fwpkm_jax.rules.matrix.gated_deltanet2 import GatedDeltaNet2
 from fwpkm_jax.rules.matrix.rwkv7 import RWKV7
 from tests.golden import vectors
 
@@ -64,3 +69,20 @@ def test_rwkv7_matches_the_authors_numpy_code(form, dtype):
 
     file.assert_matches(run(dict(file.arrays)))
     assert np.min(np.linalg.norm(np.asarray(file.arrays["key"]), axis=-1)) < 0.01
+
+
+def _gated_deltanet2(form, x):
+    strength = jnp.concatenate([x["erase"], x["write"]], axis=-1)
+    tokens = Tokens(x["query"], x["key"], x["value"], x["log_decay"], strength)
+    out = getattr(GatedDeltaNet2(), form)(tokens, x["start"])
+    return {"output": out.output, "after": out.final_state}
+
+
+@each_form
+@pytest.mark.parametrize("case", [_gated_deltanet2], ids=lambda case: case.__name__[1:])
+def test_a_rule_of_2026_matches_the_public_code(case, form, dtype):
+    file = vectors.open_file(FOLDER / f"{case.__name__[1:]}.npz", dtype)
+    moving = {name[2:]: file.arrays[name[2:]] for name in file.expected if name.startswith("d_")}
+    found, pull = jax.vjp(jax.jit(lambda moving: case(form, moving)), moving)
+    (gradients,) = pull({name: file.arrays[f"cot_{name}"] for name in found})
+    file.assert_matches(found | {f"d_{name}": x for name, x in gradients.items()})

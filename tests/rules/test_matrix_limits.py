@@ -7,12 +7,13 @@ import pytest
 
 from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
 from fwpkm_jax.rules.matrix import MATRIX_RULES, Tokens
-from fwpkm_jax.rules.matrix.base import GateInputs
+from fwpkm_jax.rules.matrix.base import GateInputs, strength_axis
 from fwpkm_jax.rules.matrix.comba import Comba
 from fwpkm_jax.rules.matrix.deltanet import DeltaNet
 from fwpkm_jax.rules.matrix.deltaproduct import DeltaProduct
 from fwpkm_jax.rules.matrix.falcon import Falcon
 from fwpkm_jax.rules.matrix.gated_deltanet import GatedDeltaNet
+from fwpkm_jax.rules.matrix.gated_deltanet2 import GatedDeltaNet2
 from fwpkm_jax.rules.matrix.gated_deltanet_channels import GatedDeltaNetChannels
 from fwpkm_jax.rules.matrix.gated_rfa import GatedRFA
 from fwpkm_jax.rules.matrix.gla import GLA
@@ -47,6 +48,12 @@ def test_without_decay_gated_deltanet_is_deltanet():
     tokens = tokens_of(GatedDeltaNet())
     kept = tokens._replace(log_decay=jnp.zeros_like(tokens.log_decay))
     assert_same(GatedDeltaNet().run(kept), DeltaNet().run(tokens._replace(log_decay=None)))
+
+
+def test_gated_deltanet_2_with_one_number_for_both_gates_is_kda():
+    tokens = tokens_of(KDA())
+    both = jnp.repeat(tokens.strength[..., None], 4 + 3, axis=-1)
+    assert_same(GatedDeltaNet2().run(tokens._replace(strength=both)), KDA().run(tokens))
 
 
 def test_one_delta_step_per_token_is_gated_deltanet_and_without_decay_deltanet():
@@ -336,7 +343,7 @@ def test_a_decay_near_1_forgets_the_right_share_in_single_precision(name):
         key=jnp.zeros((*writes, 4)).at[..., 0].set(1.0),
         value=jnp.zeros((*writes, 3)),
         log_decay=jnp.full((4,) if rule.decay == "key" else (), -1e-6),
-        strength=jnp.full(writes + {"key": (4,), "value": (3,)}.get(rule.strength, ()), 0.5)
+        strength=jnp.full(writes + strength_axis(rule.strength, 4, 3), 0.5)
         if rule.no_strength == 0
         else jnp.zeros(()),
     )

@@ -36,6 +36,8 @@ _OURS = {
     "falcon": f"{_MATRIX}.falcon:Falcon",
     "omega": f"{_MATRIX}.omega:Omega",
     "gated_deltanet2": f"{_MATRIX}.gated_deltanet2:GatedDeltaNet2",
+    "preconditioned_gated_deltanet": f"{_MATRIX}.preconditioned:PreconditionedGatedDeltaNet",
+    "preconditioned_kda": f"{_MATRIX}.preconditioned:PreconditionedKDA",
 }
 
 

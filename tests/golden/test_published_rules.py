@@ -8,7 +8,9 @@ float64, token by token with weights that pass the drawn vectors on; one key has
 Others: the function named below of fla-org/flash-linear-attention (commit bc3b101, torch 2.13.0,
 CPU, with its casts to float32 replaced by casts to float64 and a scale of 1); `cot_` are cotangents
 of outputs, `d_` gradients.
-`published/gated_deltanet2.npz`: `naive_recurrent_gdn2`.
+`published/gated_deltanet2.npz`: `naive_recurrent_gdn2`;
+`published/preconditioned_gated_deltanet.npz`: `naive_recurrent_precond_gated_delta_rule`;
+`published/preconditioned_kda.npz`: `naive_recurrent_precond_kda`.
 """
 
 from pathlib import Path
@@ -18,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.rules.matrix import Tokens
+from fwpkm_jax.rules.matrix import MATRIX_RULES, Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs
 from fwpkm_jax.rules.matrix.comba import Comba
-from fwpkm_jax.rules.matrix.gated_deltanet2 import GatedDeltaNet2
+from fwpkm_jax.rules.matrix.preconditioned import PreconditionedState
 from fwpkm_jax.rules.matrix.rwkv7 import RWKV7
 from tests.golden import vectors
 
@@ -71,18 +73,40 @@ def test_rwkv7_matches_the_authors_numpy_code(form, dtype):
     assert np.min(np.linalg.norm(np.asarray(file.arrays["key"]), axis=-1)) < 0.01
 
 
-def _gated_deltanet2(form, x):
+def _gated_deltanet2(rule, form, x):
     strength = jnp.concatenate([x["erase"], x["write"]], axis=-1)
     tokens = Tokens(x["query"], x["key"], x["value"], x["log_decay"], strength)
-    out = getattr(GatedDeltaNet2(), form)(tokens, x["start"])
+    out = getattr(rule, form)(tokens, x["start"])
     return {"output": out.output, "after": out.final_state}
 
 
+def _preconditioned_kda(rule, form, x):
+    strength = jnp.stack([x["strength"], x["enters"], x["fades"]], axis=-1)
+    tokens = Tokens(x["query"], x["key"], x["value"], x["log_decay"], strength)
+    output, after = getattr(rule, form)(tokens, PreconditionedState(x["start"], x["curvature"]))
+    return {"output": output, "after": after.matrix, "curvature_after": after.curvature}
+
+
+def _preconditioned_gated_deltanet(rule, form, x):
+    # This function norms queries and keys itself.
+    unit = {name: x[name] / jnp.linalg.norm(x[name], axis=-1, keepdims=True) for name in QUERY_KEY}
+    return _preconditioned_kda(rule, form, x | unit)
+
+
+QUERY_KEY = "query", "key"
+CASES = {
+    "gated_deltanet2": _gated_deltanet2,
+    "preconditioned_gated_deltanet": _preconditioned_gated_deltanet,
+    "preconditioned_kda": _preconditioned_kda,
+}
+
+
 @each_form
-@pytest.mark.parametrize("case", [_gated_deltanet2], ids=lambda case: case.__name__[1:])
-def test_a_rule_of_2026_matches_the_public_code(case, form, dtype):
-    file = vectors.open_file(FOLDER / f"{case.__name__[1:]}.npz", dtype)
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_of_2026_matches_the_public_code(name, form, dtype):
+    file = vectors.open_file(FOLDER / f"{name}.npz", dtype)
+    rule = MATRIX_RULES[name](**file.config)
     moving = {name[2:]: file.arrays[name[2:]] for name in file.expected if name.startswith("d_")}
-    found, pull = jax.vjp(jax.jit(lambda moving: case(form, moving)), moving)
+    found, pull = jax.vjp(jax.jit(lambda moving: CASES[name](rule, form, moving)), moving)
     (gradients,) = pull({name: file.arrays[f"cot_{name}"] for name in found})
     file.assert_matches(found | {f"d_{name}": x for name, x in gradients.items()})

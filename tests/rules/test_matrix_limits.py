@@ -27,6 +27,7 @@ from fwpkm_jax.rules.matrix.mesa import Mesa
 from fwpkm_jax.rules.matrix.mlstm import MLSTM
 from fwpkm_jax.rules.matrix.ojanet import OjaNet
 from fwpkm_jax.rules.matrix.omega import Omega
+from fwpkm_jax.rules.matrix.preconditioned import PreconditionedGatedDeltaNet, PreconditionedKDA
 from fwpkm_jax.rules.matrix.retnet import RetNet
 from fwpkm_jax.rules.matrix.rwkv7 import RWKV7
 from tests.rules.matrix_sampling import cast, sample_tokens
@@ -54,6 +55,22 @@ def test_gated_deltanet_2_with_one_number_for_both_gates_is_kda():
     tokens = tokens_of(KDA())
     both = jnp.repeat(tokens.strength[..., None], 4 + 3, axis=-1)
     assert_same(GatedDeltaNet2().run(tokens._replace(strength=both)), KDA().run(tokens))
+
+
+@pytest.mark.parametrize(
+    ("rule", "plain"),
+    [
+        (PreconditionedGatedDeltaNet(reach=1.0), GatedDeltaNet()),
+        (PreconditionedKDA(reach=1.0), KDA()),
+    ],
+    ids=["gated_deltanet", "kda"],
+)
+def test_a_preconditioner_that_reaches_nowhere_leaves_the_plain_rule(rule, plain):
+    tokens = tokens_of(rule)
+    output, after = plain.run(tokens._replace(strength=tokens.strength[..., 0]))
+    found = rule.run(tokens)
+    np.testing.assert_allclose(found.output, output, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(found.final_state.matrix, after, rtol=1e-11, atol=1e-12)
 
 
 def test_one_delta_step_per_token_is_gated_deltanet_and_without_decay_deltanet():
@@ -231,6 +248,7 @@ def test_a_short_key_cannot_make_falcons_step_longer_than_half_the_memory():
         lambda: Mesa(ridge=0.0),
         lambda: Mesa(cg_steps=0),
         lambda: Omega(window=0),
+        lambda: PreconditionedKDA(reach=0.5),
     ],
 )
 def test_settings_that_break_a_rule_are_refused(make):

@@ -43,6 +43,8 @@ def expected_medians():
         "deltaproduct": (of_rate, softplus[1]),
         "kda": (of_rate, softplus[1]),
         "gated_deltanet2": (of_rate, softplus[1]),
+        "preconditioned_gated_deltanet": (of_rate, softplus[1]),
+        "preconditioned_kda": (of_rate, softplus[1]),
         "mamba2": (of_rate, softplus[-4]),
         "omega": (of_rate, softplus[1]),
         "comba": (of_rate, softplus[1]),

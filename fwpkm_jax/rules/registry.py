@@ -38,6 +38,8 @@ _OURS = {
     "gated_deltanet2": f"{_MATRIX}.gated_deltanet2:GatedDeltaNet2",
     "preconditioned_gated_deltanet": f"{_MATRIX}.preconditioned:PreconditionedGatedDeltaNet",
     "preconditioned_kda": f"{_MATRIX}.preconditioned:PreconditionedKDA",
+    "gated_slot_attention": f"{_MATRIX}.slot_attention:GatedSlotAttention",
+    "raven": f"{_MATRIX}.slot_attention:Raven",
 }
 
 

@@ -10,7 +10,9 @@ CPU, with its casts to float32 replaced by casts to float64 and a scale of 1); `
 of outputs, `d_` gradients.
 `published/gated_deltanet2.npz`: `naive_recurrent_gdn2`;
 `published/preconditioned_gated_deltanet.npz`: `naive_recurrent_precond_gated_delta_rule`;
-`published/preconditioned_kda.npz`: `naive_recurrent_precond_kda`.
+`published/preconditioned_kda.npz`: `naive_recurrent_precond_kda`;
+`published/gated_slot_attention.npz`: `naive_recurrent_gsa`, and `published/raven.npz` the same with
+the decays and writes of goombalab/raven (commit afc329f), `raven/layers/raven.py`.
 """
 
 from pathlib import Path
@@ -93,11 +95,23 @@ def _preconditioned_gated_deltanet(rule, form, x):
     return _preconditioned_kda(rule, form, x | unit)
 
 
+def _slot_attention(rule, form, x):
+    # The reference keeps the slots' keys as [key, slot].
+    start = jnp.concatenate([jnp.swapaxes(x["keys"], -1, -2), x["start"]], axis=-1)
+    tokens = Tokens(x["query"], x["key"], x["value"], x["log_decay"], x.get("strength"))
+    output, after = getattr(rule, form)(tokens, start)
+    width = x["key"].shape[-1]
+    keys = jnp.swapaxes(after[..., :width], -1, -2)
+    return {"output": output, "keys_after": keys, "after": after[..., width:]}
+
+
 QUERY_KEY = "query", "key"
 CASES = {
     "gated_deltanet2": _gated_deltanet2,
     "preconditioned_gated_deltanet": _preconditioned_gated_deltanet,
     "preconditioned_kda": _preconditioned_kda,
+    "gated_slot_attention": _slot_attention,
+    "raven": _slot_attention,
 }
 
 

@@ -45,6 +45,8 @@ def expected_medians():
         "gated_deltanet2": (of_rate, softplus[1]),
         "preconditioned_gated_deltanet": (of_rate, softplus[1]),
         "preconditioned_kda": (of_rate, softplus[1]),
+        "raven": (of_rate, softplus[1]),
+        "gated_slot_attention": (alone, sigmoid[0] ** (1 / 8)),
         "mamba2": (of_rate, softplus[-4]),
         "omega": (of_rate, softplus[1]),
         "comba": (of_rate, softplus[1]),

@@ -35,6 +35,11 @@ _OURS = {
     "mesa": f"{_MATRIX}.mesa:Mesa",
     "falcon": f"{_MATRIX}.falcon:Falcon",
     "omega": f"{_MATRIX}.omega:Omega",
+    "gated_deltanet2": f"{_MATRIX}.gated_deltanet2:GatedDeltaNet2",
+    "preconditioned_gated_deltanet": f"{_MATRIX}.preconditioned:PreconditionedGatedDeltaNet",
+    "preconditioned_kda": f"{_MATRIX}.preconditioned:PreconditionedKDA",
+    "gated_slot_attention": f"{_MATRIX}.slot_attention:GatedSlotAttention",
+    "raven": f"{_MATRIX}.slot_attention:Raven",
 }
 
 

@@ -29,7 +29,8 @@ def row_cross_entropy(
 
     Args:
       logits: `[tokens, vocab]`; for the kernel float32, vocab a multiple of 128 up to 56,320.
-      labels: `[tokens]` int32, each below `vocab`.
+      labels: `[tokens]` int32, from 0 and below `vocab`; others are not checked, and their losses
+        are undefined.
       weights: `[tokens]`, in the dtype of the logits.
       dtype: of the gradient; for the kernel float32 or bfloat16.
       backend: "auto", "reference" or "pallas".

@@ -50,7 +50,8 @@ def slot_read(
 
     Args:
       values: `[slots, value]` float32, on a GPU also bfloat16; value a multiple of 128.
-      slot_ids: `[tokens, places]` int32, each below `slots`.
+      slot_ids: `[tokens, places]` int32, from 0 and below `slots`; others are not checked, and what
+        they read is undefined.
       weights: `[tokens, places]` float32.
       target: `[tokens, value]` float32, or None.
       write_weight: `[tokens]` float32; given with `target` only.
@@ -88,7 +89,7 @@ def slot_dot(
 
     Args:
       values: `[slots, value]` float32, on a GPU also bfloat16; value a multiple of 128.
-      slot_ids: `[tokens, places]` int32, each below `slots`.
+      slot_ids: `[tokens, places]` int32, as in `slot_read`.
       vectors: `[tokens, value]` float32.
       backend: "auto", "reference" or "pallas".
 

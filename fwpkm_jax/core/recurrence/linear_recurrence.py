@@ -151,16 +151,18 @@ def chunk_recurrence(
 
     Raises:
       ValueError: `chunk_size` is not positive, the writes are no multiple of the length,
-        channels decay on their own with `read="value"`, or an erasure comes with what it excludes.
+        channels decay on their own with `read="value"` and several writes per token, or an erasure
+        comes with what it excludes.
     """
     batch, length, heads, _ = query.shape
     steps = _writes_per_token(length, key.shape[1])
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")
-    if read == "value" and log_decay is not None and log_decay.ndim == 4:
+    fade_apart = log_decay is not None and log_decay.ndim == 4
+    if read == "value" and fade_apart and steps > 1:
         raise ValueError(
-            "A decay per key channel cannot be read along the value axis: what is read would fade "
-            "channel by channel; give one decay per head, log_decay [batch, length, heads]."
+            f"A decay per key channel, read along the value axis, takes one write per token, got "
+            f"{steps}; give one decay per head, log_decay [batch, length, heads]."
         )
     if erasure is not None and (beta is not None or steps > 1 or read == "value"):
         raise ValueError(
@@ -219,10 +221,9 @@ def _read_and_write(
     query, key, value = chunk.query, chunk.key, chunk.value
     decay, products = _products(chunk.log_decay, key)
     last = slice(steps - 1, None, steps)  # Each token's last write; it reads after it.
-    key_from_start, key_to_end, query_from_start = key, key, query
+    key_from_start, key_to_end = key, key
     if decay is not None:
         key_from_start, key_to_end = decay.from_start * key, decay.to_end * key
-        query_from_start = decay.from_start[:, :, last] * query
     written = value
     if chunk.beta is not None:
         beta = chunk.beta[..., None]
@@ -234,17 +235,24 @@ def _read_and_write(
     if chunk.erasure is not None:
         erased, at = _erased(state, chunk.erasure, value, decay, products), chunk.erasure.at
     if read == "key":
-        output = jnp.einsum("bhrk,bhkv->bhrv", query_from_start, state, precision=HIGHEST)
+        from_start = query if decay is None else decay.from_start[:, :, last] * query
+        output = jnp.einsum("bhrk,bhkv->bhrv", from_start, state, precision=HIGHEST)
         output += jnp.einsum("bhrs,bhsv->bhrv", products(query, last), written, precision=HIGHEST)
         if erased is not None:
             # What was erased since the chunk began is missing from the reads after it.
             met = products(query, last, at)
             output += jnp.einsum("bhrs,bhsv->bhrv", met, erased, precision=HIGHEST)
     else:
-        output = jnp.einsum("bhrv,bhkv->bhrk", query_from_start, state, precision=HIGHEST)
+        output = jnp.einsum("bhrv,bhkv->bhrk", query, state, precision=HIGHEST)
         met = jnp.einsum("bhrv,bhsv->bhrs", query, written, precision=HIGHEST)
-        met *= _between(decay, met)[:, :, last]
-        output += jnp.einsum("bhrs,bhsk->bhrk", met, key, precision=HIGHEST)
+        if decay is not None:
+            output *= decay.from_start[:, :, last]
+        if decay is not None and decay.from_start.shape[-1] > 1:
+            # What is read along the value axis still has key channels, and they fade apart.
+            output += decay.sums(met, key)
+        else:
+            met *= _between(decay, met)[:, :, last]
+            output += jnp.einsum("bhrs,bhsk->bhrk", met, key, precision=HIGHEST)
     if decay is not None:
         state = decay.from_start[:, :, -1, :, None] * state
     state += jnp.einsum("bhsk,bhsv->bhkv", key_to_end, written, precision=HIGHEST)

@@ -76,6 +76,8 @@ def to_jax(arguments, dtype):
         {"decay": "key", "delta": False, "strong": True},
         {"decay": "head", "delta": True, "strong": True, "steps": 3},
         {"decay": "head", "delta": True, "read": "value", "strong": True},
+        {"decay": "key", "delta": False, "read": "value", "strong": True},
+        {"decay": "key", "delta": True, "read": "value"},
     ],
     ids=str,
 )
@@ -147,8 +149,8 @@ def test_arguments_that_do_not_fit_are_named():
         run(arguments, chunk_size=0)
     with pytest.raises(ValueError, match="5 keys for 7 queries"):
         run(arguments | {name: arguments[name][:, :5] for name in ("key", "value", "beta")})
-    along_values = to_jax(sample(decay="key", read="value"), jnp.float32)
-    with pytest.raises(ValueError, match="cannot be read along the value axis"):
+    along_values = to_jax(sample(decay="key", read="value", steps=2), jnp.float32)
+    with pytest.raises(ValueError, match="takes one write per token, got 2"):
         run(along_values, read="value")
     erasure = Erasure(arguments["key"], arguments["key"])
     with pytest.raises(ValueError, match="takes no beta, one write per token"):

@@ -40,6 +40,10 @@ _OURS = {
     "preconditioned_kda": f"{_MATRIX}.preconditioned:PreconditionedKDA",
     "gated_slot_attention": f"{_MATRIX}.slot_attention:GatedSlotAttention",
     "raven": f"{_MATRIX}.slot_attention:Raven",
+    "falcon2": f"{_MATRIX}.falcon_channels:Falcon2",
+    "falcon2a": f"{_MATRIX}.falcon_channels:Falcon2A",
+    "falcon3": f"{_MATRIX}.falcon_windows:Falcon3",
+    "falcon3a": f"{_MATRIX}.falcon_windows:Falcon3A",
 }
 
 

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.numerics import compute_dtype
@@ -116,6 +117,7 @@ def chunk_recurrence(
     starts: Bool[Array, "batch length"] | None = None,
     read: ReadAxis = "key",
     erasure: Erasure | None = None,
+    together: bool = False,
     chunk_size: int = 64,
 ) -> RecurrenceOutput:
     """The recurrence above, `chunk_size` writes at a time: the fast form for whole sequences.
@@ -147,6 +149,7 @@ def chunk_recurrence(
       starts: true at tokens before which the memory is set to 0; None: nowhere.
       read: the axis of the memory that is summed over with the query; the output has the other.
       erasure: what each token subtracts; needs one write per token, `read="key"` and no `beta`.
+      together: whether all delta steps of a token take their errors at the memory before them.
       chunk_size: writes per chunk; changes cost, and results only by rounding.
 
     Raises:
@@ -185,7 +188,7 @@ def chunk_recurrence(
     tokens_per_chunk = min(max(chunk_size // steps, 1), length)
 
     def next_chunk(state, chunk):
-        return _read_and_write(state, chunk, read, steps)
+        return _read_and_write(state, chunk, read, steps, together)
 
     # Queries apart: a token reads once, however often it writes.
     writes = tokens._replace(query=None)
@@ -216,6 +219,7 @@ def _read_and_write(
     chunk: RecurrenceTokens,
     read: ReadAxis,
     steps: int,
+    together: bool,
 ) -> tuple[Float[Array, "batch heads key value"], Float[Array, "batch heads tokens read"]]:
     """One chunk, leaves `[batch, heads, ...]`: the memory after it, and what was read."""
     query, key, value = chunk.query, chunk.key, chunk.value
@@ -229,7 +233,11 @@ def _read_and_write(
         beta = chunk.beta[..., None]
         error = value - jnp.einsum("bhsk,bhkv->bhsv", key_from_start, state, precision=HIGHEST)
         # Each error needs those of the writes before it in the chunk: a triangular system.
-        solve = unit_lower_inverse(beta * products(key, slice(None)))
+        met = beta * products(key, slice(None))
+        if together:
+            token = np.arange(key.shape[2]) // steps
+            met = jnp.where(token[:, None] == token[None], 0, met)
+        solve = unit_lower_inverse(met)
         written = jnp.einsum("bhrs,bhsv->bhrv", solve, beta * error, precision=HIGHEST)
     erased, at = None, None
     if chunk.erasure is not None:

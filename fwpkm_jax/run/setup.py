@@ -354,7 +354,8 @@ def _check_base(base: str, stored: Iterable[str], ours: Iterable[str], new: Iter
             f"base={base} has {lost[0]}, for which the model has no place; leave its layers as "
             "they are."
         )
-    other = [name for name in new if not re.match(r"blocks/\d+/memory/|.*/lora_[ab]$", name)]
+    added = r"blocks/\d+/memory(_mixer\w*)?/|.*/lora_[ab]$"
+    other = [name for name in new if not re.match(added, name)]
     if other:
         raise ValueError(
             f"base={base} has no {other[0]}; only memories (model.memory_layers) and low-rank "

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, Together, chunk_recurrence
 from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import Form, LocalLoss, Starts, Tokens, given, squared
 from fwpkm_jax.rules.matrix.falcon import AbstractFalcon
@@ -101,10 +101,9 @@ class AbstractFalconWindow(AbstractFalcon):
             writes(keys),
             writes(written),
             log_decay=jnp.log(kept),
-            beta=writes(share) if self.delta else None,
+            beta=Together(writes(share)) if self.delta else None,
             initial_state=state.matrix,
             starts=starts,
-            together=True,
             chunk_size=self.chunk_size,
         )
         last = (x[:, -1, :, 1:] for x in (keys, values, entered))

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import (
     Form,
     GateInputs,
@@ -40,7 +41,7 @@ class AbstractSlotAttention(AbstractRecurrenceRule):
     transition: ClassVar = "fades"
 
     feature_map: FeatureMap = "silu"
-    chunk_size: int = 16  # As GLA's.
+    chunk_size: Count = 16  # As GLA's.
 
     def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike) -> State:
         return jnp.zeros((batch, heads, key, key + value), dtype)

@@ -45,6 +45,7 @@ _OURS = {
     "falcon2a": f"{_MATRIX}.falcon_channels:Falcon2A",
     "falcon3": f"{_MATRIX}.falcon_windows:Falcon3",
     "falcon3a": f"{_MATRIX}.falcon_windows:Falcon3A",
+    "mamba3": f"{_MATRIX}.mamba3:Mamba3",
 }
 
 

@@ -26,6 +26,7 @@ from fwpkm_jax.rules.matrix.lightning import LightningAttention
 from fwpkm_jax.rules.matrix.linear_attention import LinearAttention
 from fwpkm_jax.rules.matrix.longhorn import Longhorn
 from fwpkm_jax.rules.matrix.mamba2 import Mamba2
+from fwpkm_jax.rules.matrix.mamba3 import Mamba3, Mamba3State
 from fwpkm_jax.rules.matrix.mesa import Mesa
 from fwpkm_jax.rules.matrix.mlstm import MLSTM
 from fwpkm_jax.rules.matrix.ojanet import OjaNet
@@ -57,6 +58,34 @@ def test_without_decay_gated_deltanet_is_deltanet():
     tokens = tokens_of(GatedDeltaNet())
     kept = tokens._replace(log_decay=jnp.zeros_like(tokens.log_decay))
     assert_same(GatedDeltaNet().run(kept), DeltaNet().run(tokens._replace(log_decay=None)))
+
+
+def test_without_a_turn_and_a_second_write_mamba_3_is_mamba_2():
+    tokens = tokens_of(Mamba2())
+    alone = jnp.pad(tokens.strength[..., None], [(0, 0)] * 3 + [(0, 3)])
+    found, expected = Mamba3().run(tokens._replace(strength=alone)), Mamba2().run(tokens)
+    np.testing.assert_allclose(found.output, expected.output, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(
+        found.final_state.matrix, expected.final_state, rtol=1e-11, atol=1e-12
+    )
+
+
+def test_a_turn_of_mamba_3_by_all_angles_leaves_lengths_and_undoes_itself():
+    """The keys' width is odd: its last channel does not turn."""
+    rng = np.random.default_rng(0)
+    start = Mamba3State(*map(jnp.asarray, (rng.normal(size=(5, 3)), np.zeros(5), np.zeros(3))))
+    turn = Tokens(
+        *(jnp.zeros(size) for size in (5, 5, 3)),
+        log_decay=jnp.zeros(()),
+        strength=jnp.asarray([0.0, 0.0, 0.7, -2.1]),
+    )
+    there = Mamba3().write(start, turn)
+    back = Mamba3().write(there, turn._replace(strength=-turn.strength))
+    np.testing.assert_allclose(back.matrix, start.matrix, rtol=1e-12)
+    lengths = (np.linalg.norm(x.matrix[:2], axis=0) for x in (start, there))
+    np.testing.assert_allclose(*lengths, rtol=1e-12)
+    assert np.min(np.abs(there.matrix[:4] - start.matrix[:4])) > 1e-3
+    np.testing.assert_array_equal(there.matrix[4], start.matrix[4])
 
 
 def test_gated_deltanet_2_with_one_number_for_both_gates_is_kda():
@@ -409,8 +438,9 @@ def test_longhorn_leaves_the_memory_where_its_objective_is_least():
 DECAYING = [
     name
     for name, rule in MATRIX_RULES.items()
-    if rule.decay != "none" and not issubclass(rule, AbstractSlotAttention)
+    if rule.decay != "none" and not issubclass(rule, AbstractSlotAttention | Mamba3)
 ]
+"""Not slots, which write everywhere, nor Mamba-3, whose decay comes between two reflections."""
 
 
 @pytest.mark.parametrize("name", DECAYING)

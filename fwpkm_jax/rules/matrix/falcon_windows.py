@@ -13,6 +13,7 @@ from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, Togeth
 from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import Form, LocalLoss, Starts, Tokens, given, squared
 from fwpkm_jax.rules.matrix.falcon import AbstractFalcon
+from fwpkm_jax.rules.matrix.windows import last_tokens
 
 
 class WindowState(NamedTuple):
@@ -123,37 +124,10 @@ class AbstractFalconWindow(AbstractFalcon):
     def _windows(
         self, tokens: Tokens, state: WindowState, starts: Starts
     ) -> tuple[Array, Array, Array]:
-        """The windows of all tokens, `[batch, length, heads, window, ...]`.
-
-        That of a token which does not enter is the one of the last that did.
-        """
-        before = state.keys, state.values, state.entered
+        """The windows of all tokens, `[batch, length, heads, window, ...]`."""
         real = (given(tokens.strength) != 0).astype(tokens.key.dtype)
-        new = tokens.key, tokens.value, real
-        heads = jax.vmap(self._head_windows, in_axes=(0, 1, None), out_axes=1)
-        if starts is None:
-            starts = jnp.zeros(real.shape[:2], bool)
-        return jax.vmap(heads)(before, new, starts)
-
-    def _head_windows(
-        self, before: tuple[Array, ...], new: tuple[Array, ...], starts: Array
-    ) -> tuple[Array, ...]:
-        """Of one head, `[length, window, ...]`."""
-        both = [jnp.concatenate(pair) for pair in zip(before, new, strict=True)]
-        there = both[-1] != 0
-        # Places of those that entered, in order, and how many there are up to each token.
-        order, count = jnp.argsort(~there, stable=True), jnp.cumsum(there)[self.window - 1 :]
-        at = count[:, None] - self.window + jnp.arange(self.window)[None]
-        place = order[jnp.maximum(at, 0)]
-        # No place before the token's document.
-        index = jnp.arange(starts.shape[0]) + self.window - 1
-        begin = jax.lax.cummax(jnp.where(starts, index, 0))
-        within = (at >= 0) & (place >= begin[:, None])
-
-        def chosen(x: Array) -> Array:
-            return jnp.where(jnp.expand_dims(within, range(2, x.ndim + 1)), x[place], 0)
-
-        return tuple(chosen(x) for x in both)
+        before = state.keys, state.values, state.entered
+        return last_tokens((tokens.key, tokens.value, real), before, starts)
 
 
 @dataclass(frozen=True, kw_only=True)

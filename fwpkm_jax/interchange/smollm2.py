@@ -57,7 +57,6 @@ def smollm2_run(directory: Path, *, say: Callable[[str], None] = print) -> Path:
     file = model_file()
     say(f"Converting {file.name} once, into {directory} ...")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as work:
         base = Path(work) / "base"
         import_gguf(file, base, say=lambda line: None)

@@ -1,7 +1,5 @@
 """What is imported when it is first used: public names, entries of registries, extras' packages."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

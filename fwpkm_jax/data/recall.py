@@ -1,7 +1,5 @@
 """A generated task: facts stated early in a document and asked for beyond any window."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -86,10 +84,9 @@ class RecallData(AbstractDataConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids: filler, keys and values."""
         return self.num_filler + self.num_keys + self.num_values
 
-    def source(self, *, split: Split, seed: int) -> RecallSource:
+    def source(self, *, split: Split, seed: int) -> "RecallSource":
         return RecallSource(self, split=split, seed=seed)
 
     @property

@@ -1,7 +1,5 @@
 """Real text: files and their mixture, as rows for training or documents for evaluation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -118,7 +116,6 @@ class TextData(AbstractDataConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids of the tokenizer."""
         return load_tokenizer(self.tokenizer).vocab_size
 
     def source(self, *, split: Split, seed: int) -> Source:
@@ -137,7 +134,7 @@ class TextData(AbstractDataConfig):
         return batch_examples(examples, batch_size=batch_size, rows=rows, source=made_of)
 
     @property
-    def text(self) -> TextData:
+    def text(self) -> "TextData":
         return self
 
     @property
@@ -210,7 +207,7 @@ def stream_documents(config: TextData, split: Split) -> Iterator[Document]:
     return (document for file in files for document in _read(file, config, tokenizer))
 
 
-def train_rows(config: TextData, *, seed: int) -> tuple[grain.MapDataset, dict[str, Any]]:
+def train_rows(config: TextData, *, seed: int) -> "tuple[grain.MapDataset, dict[str, Any]]":
     """Rows of the training text without end: shuffled anew in every epoch, mixed by weight.
 
     Needles, where the configuration has any, are a function of (seed, row's number) alone.
@@ -282,7 +279,7 @@ def _streamed(
     )
 
 
-def _mixture(config: TextData, sources: Sequence[Rows], *, seed: int) -> grain.MapDataset:
+def _mixture(config: TextData, sources: Sequence[Rows], *, seed: int) -> "grain.MapDataset":
     """Rows of all sources without end."""
     import grain  # Half a second, which a program that only reads the configuration saves.
 

@@ -1,7 +1,5 @@
 """A model's slow and fast weights, and their names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +37,7 @@ class Weights(NamedTuple):
             for name, leaf in named_leaves(tree).items()
         }
 
-    def replaced(self, arrays: Mapping[str, Any]) -> Weights:
+    def replaced(self, arrays: Mapping[str, Any]) -> "Weights":
         """Weights of the same structure with other arrays, which have the names of `named`."""
         return jax.tree.unflatten(jax.tree.structure(self), [arrays[name] for name in self.named()])
 

@@ -1,7 +1,5 @@
 """Something that is done every few seconds beside the rest of a program."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 
@@ -25,7 +23,7 @@ class Repeated:
         self._ended.set()
         self._thread.join()
 
-    def __enter__(self) -> Repeated:
+    def __enter__(self) -> "Repeated":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -198,13 +198,9 @@ class Attention(AbstractMixer):
         self.k_norm = norm(config.num_kv_heads)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> Cache:
-        """An empty cache.
+        """Full attention keeps `max_length` tokens, and a longer stream attends to the latest ones.
 
-        Args:
-          batch: sequences.
-          max_length: tokens kept by full attention. A longer stream attends to the latest
-            `max_length` tokens only. Windowed attention keeps its window whatever this says.
-          dtype: of the activations.
+        Windowed attention keeps its window whatever `max_length` says.
         """
         capacity = max_length if self.config.window is None else self.config.window
         shape = (batch, capacity, self.config.num_kv_heads, self.config.head_dim)
@@ -238,13 +234,9 @@ class Attention(AbstractMixer):
         before: ReadBefore | None = None,
         axis: SequenceAxis | None = None,
     ) -> tuple[Float[Array, "batch length model"], Cache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.mix`.
+        """See `AbstractMixer.mix`.
 
         Args:
-          x: `[batch, length, model]`.
-          mask: 0 at padding.
-          starts: first tokens of documents.
-          cache: of the tokens before.
           persistent: tokens that every token sees beside its window, as if they stood right before
             its document; the same in each call of a stream.
           before: with `starts`, tokens that stand before each document, in its window.

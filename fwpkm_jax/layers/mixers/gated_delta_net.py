@@ -186,7 +186,6 @@ class GatedDeltaNet(AbstractMixer):
             self.conv_weight[...] = keys_as_queries(taps, config.num_key_heads * keys)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> GatedDeltaNetCache:
-        """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""
         return empty_cache(self.config, batch, dtype)
 
     @property
@@ -201,10 +200,7 @@ class GatedDeltaNet(AbstractMixer):
         starts: Starts = None,
         cache: GatedDeltaNetCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], GatedDeltaNetCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
-
-        Padding neither writes nor decays nor shifts the convolution.
-        """
+        """Padding neither writes nor decays nor shifts the convolution."""
         packing = None if mask is None else pack_tokens(mask)
         x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
         output, end = mix_heads(

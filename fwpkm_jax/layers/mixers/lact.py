@@ -171,7 +171,6 @@ class LaCT(AbstractMixer):
         self.fast_norm = RMSNorm(width, eps=_NORM_EPSILON)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> LaCTCache:
-        """An empty cache; a window needs no `max_length`."""
         heads, head, window = self.config.num_heads, self.head_dim, self.config.window
         attention = AttentionCache(
             keys=jnp.zeros((batch, window, heads, head), dtype),
@@ -215,10 +214,7 @@ class LaCT(AbstractMixer):
         starts: Starts = None,
         cache: LaCTCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], LaCTCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
-
-        Chunks count each sequence's real tokens from its first.
-        """
+        """Chunks count each sequence's real tokens from its first."""
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
         first = None if cache is None else cache.attention.next_position

@@ -167,7 +167,6 @@ class MatrixMemory(AbstractMixer):
         self.key_bias = None if key_bias is None else parameter(key_bias, "bias")
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> MatrixMemoryCache:
-        """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""
         config = self.config
         # As many inputs as the convolution looks back on.
         reach = config.conv_width - 1 if self.rule.convolution else 0
@@ -190,10 +189,7 @@ class MatrixMemory(AbstractMixer):
         cache: MatrixMemoryCache | None = None,
         axis: SequenceAxis | None = None,
     ) -> tuple[Float[Array, "batch length model"], MatrixMemoryCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.mix`.
-
-        Padding neither writes nor decays nor shifts the convolution.
-        """
+        """Padding neither writes nor decays nor shifts the convolution."""
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
         counts = None if packing is None else packing.counts

@@ -137,7 +137,6 @@ class Titans(AbstractMixer):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansCache:
-        """An empty cache; the memory needs no `max_length`."""
         memory = self.initial_memory(batch, dtype)
         width = self.query_proj.in_features
         return TitansCache(
@@ -149,7 +148,6 @@ class Titans(AbstractMixer):
 
     @property
     def output_map(self) -> nnx.Linear | None:
-        """The projection that mixes the heads; None for a single head."""
         return self.out_proj
 
     def mix(
@@ -161,10 +159,10 @@ class Titans(AbstractMixer):
         cache: TitansCache | None = None,
         before: ReadBefore | None = None,
     ) -> tuple[Float[Array, "batch length model"], TitansCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
+        """Writes and chunks count each sequence's real tokens from its first.
 
-        Writes and chunks count each sequence's real tokens from its first, or with `starts` and
-        `before` from the first token that was read before each document.
+        With `starts` and `before` they count from the first token that was read before each
+        document.
         """
         packing = None if mask is None else pack_tokens(mask)
         x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)

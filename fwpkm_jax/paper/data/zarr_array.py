@@ -1,7 +1,5 @@
 """Reads arrays in Zarr folders."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ class ZarrArray:
     separator: str
 
     @classmethod
-    def open(cls, path: Path, *, wanted: str) -> ZarrArray:
+    def open(cls, path: Path, *, wanted: str) -> "ZarrArray":
         """The array of a folder.
 
         Raises:

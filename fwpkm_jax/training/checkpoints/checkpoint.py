@@ -4,8 +4,6 @@ A checkpoint is a directory `checkpoints/STEP` with the items `params`, `optimiz
 (arrays), `position` (step, random root, data position, checksums, metrics) and `config`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
@@ -136,7 +134,7 @@ class Checkpoints:
                 handlers[name] = arrays
         return ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
 
-    def __enter__(self) -> Checkpoints:
+    def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, *_: object) -> None:

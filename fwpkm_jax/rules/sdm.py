@@ -29,7 +29,7 @@ from fwpkm_jax.core.slots.keys.addressing import (
 )
 from fwpkm_jax.core.slots.values.table import slot_read
 from fwpkm_jax.core.slots.write import SlotAccess
-from fwpkm_jax.literals import check_above_0, check_least, check_literals
+from fwpkm_jax.literals import Count, Positive, check_fields
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 
 _BLOCK = 64  # Tokens computed at once; changes speed, and results by rounding only.
@@ -70,17 +70,17 @@ class SDM(AbstractChunkRule):
       (64, 6)
     """
 
-    num_subkeys: int = 256
+    num_subkeys: Count = 256
     """Rows, and columns, of slots; the memory has num_subkeys**2 slots."""
-    value_dim: int = 256
+    value_dim: Count = 256
     """Width of a slot's value."""
-    num_heads: int = 1
+    num_heads: Count = 1
     """Queries per token; all heads share the table."""
-    num_writes: int = 64
+    num_writes: Count = 64
     """Slots that each head of a token writes."""
-    num_reads: int = 64
+    num_reads: Count = 64
     """Slots that each head of a token reads."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Divides the scores of the chosen slots before the softmax."""
     write_norm: Literal["softmax", "unit"] = "softmax"
     """Write weights: softmax over the written slots, or that divided by its Euclidean norm, so that
@@ -94,9 +94,7 @@ class SDM(AbstractChunkRule):
     reads_own_writes = True
 
     def __post_init__(self):
-        check_literals(self)
-        check_least(self, num_subkeys=1, value_dim=1, num_heads=1, num_writes=1, num_reads=1)
-        check_above_0(self, "temperature")
+        check_fields(self)
         for name in ("num_writes", "num_reads"):
             if getattr(self, name) > self.num_subkeys:
                 raise ValueError(

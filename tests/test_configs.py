@@ -25,7 +25,9 @@ TRAINED = (
     "matrix_memory",
     "titans",
 )
-TRAINED_SLOWLY = ("recall_without_memory", "recall_carried", "books_tiny", "fast_weight_layer")
+TRAINED_SLOWLY = (
+    *("recall_without_memory", "recall_carried", "books_tiny", "fast_weight_layer", "sdm"),
+)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

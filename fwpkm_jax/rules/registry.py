@@ -13,6 +13,7 @@ _MATRIX = "fwpkm_jax.rules.matrix"
 _OURS = {
     "fwmlp": "fwpkm_jax.rules.fwmlp:FwMLP",
     "fwpkm": "fwpkm_jax.rules.fwpkm:FwPKM",
+    "sdm": "fwpkm_jax.rules.sdm:SDM",
     "lact": "fwpkm_jax.rules.lact:LaCTRule",
     "titans": "fwpkm_jax.rules.titans:TitansRule",
     "linear_attention": f"{_MATRIX}.linear_attention:LinearAttention",

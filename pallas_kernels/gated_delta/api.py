@@ -50,15 +50,13 @@ def chunk_gated_delta_rule(
       scale: factor on the queries; None: `key ** -0.5`.
       chunk_size: tokens per chunk of the reference; kernels always use 64. It changes results only
         by rounding.
-      backend: "auto", "reference" or "pallas".
+      backend: as of `dispatch.Operation.choose`, errors included.
 
     Returns:
       Output `[batch, length, heads, value]` and final memory `[batch, heads, key, value]`.
 
     Raises:
-      ValueError: `chunk_size` is not positive, or `backend="pallas"` without a kernel for the
-        platform.
-      NotImplementedError: `backend="pallas"` with float64 or wider heads.
+      ValueError: `chunk_size` is not positive.
     """
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")

@@ -94,10 +94,21 @@ def export(model: ModelConfig, folder: Path) -> Weights:
     return weights
 
 
-def streamed(model: ModelConfig, weights: Weights, tokens, mask, *, groups: int):
-    """Logits `[batch, length, vocab]` and the stream after the tokens, in one piece."""
+def streamed(model: ModelConfig, weights: Weights, tokens, mask, *, groups: int, wide=False):
+    """Logits `[batch, length, vocab]` and the stream after the tokens, in one piece.
+
+    Args:
+      model: the model.
+      weights: its weights, float32.
+      tokens: ids `[batch, length]`.
+      mask: 0 for padding.
+      groups: memories.
+      wide: whether all is computed in float64.
+    """
     batch, length = tokens.shape
-    graphdef = nnx.split(nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0))))[0]
+
+    def lm():
+        return LanguageModel(model, rngs=nnx.Rngs(0), dtype=None)
 
     @jax.jit
     def run(weights, tokens, mask):
@@ -107,5 +118,8 @@ def streamed(model: ModelConfig, weights: Weights, tokens, mask, *, groups: int)
         out = lm.stream(tokens, stream, mask=mask)
         return out.logits, out.stream
 
-    with jax.default_matmul_precision("highest"):
+    with jax.enable_x64(wide), jax.default_matmul_precision("highest"):
+        graphdef = nnx.split(nnx.eval_shape(lm))[0]
+        if wide:
+            weights = jax.tree.map(lambda x: np.asarray(x, np.float64), weights)
         return jax.tree.map(np.asarray, run(weights, jnp.asarray(tokens), jnp.asarray(mask)))

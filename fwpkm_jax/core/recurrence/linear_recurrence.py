@@ -49,6 +49,12 @@ class Erasure(NamedTuple):
     at: Float[Array, "batch length heads key"]
 
 
+class Together(NamedTuple):
+    """Strengths of delta steps whose errors are all taken at the memory before their token."""
+
+    beta: Float[Array, "batch writes heads"]
+
+
 class RecurrenceTokens(NamedTuple):
     """What the recurrence takes of all tokens, `[batch, length, heads, ...]`, or of one chunk,
     `[batch, heads, tokens, ...]`; None for what a rule does not have.
@@ -112,12 +118,11 @@ def chunk_recurrence(
     value: Float[Array, "batch writes heads value"],
     *,
     log_decay: Float[Array, "batch length heads"] | Float[Array, "batch length heads key"] | None,
-    beta: Float[Array, "batch writes heads"] | None,
+    beta: Float[Array, "batch writes heads"] | Together | None,
     initial_state: Float[Array, "batch heads key value"] | None = None,
     starts: Bool[Array, "batch length"] | None = None,
     read: ReadAxis = "key",
     erasure: Erasure | None = None,
-    together: bool = False,
     chunk_size: int = 64,
 ) -> RecurrenceOutput:
     """The recurrence above, `chunk_size` writes at a time: the fast form for whole sequences.
@@ -144,12 +149,12 @@ def chunk_recurrence(
       key: where to write; a multiple of the length for several writes per token, in order.
       value: what to write.
       log_decay: log of the share kept, `<= 0` (-inf for nothing); None: everything is kept.
-      beta: strength of delta steps; None: writes add.
+      beta: strength of delta steps, each of which takes its error after the one before, or
+        `Together`; None: writes add.
       initial_state: memory before the first token; None: empty.
       starts: true at tokens before which the memory is set to 0; None: nowhere.
       read: the axis of the memory that is summed over with the query; the output has the other.
       erasure: what each token subtracts; needs one write per token, `read="key"` and no `beta`.
-      together: whether all delta steps of a token take their errors at the memory before them.
       chunk_size: writes per chunk; changes cost, and results only by rounding.
 
     Raises:
@@ -159,6 +164,8 @@ def chunk_recurrence(
     """
     batch, length, heads, _ = query.shape
     steps = _writes_per_token(length, key.shape[1])
+    together = isinstance(beta, Together)
+    beta = beta.beta if isinstance(beta, Together) else beta
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")
     fade_apart = log_decay is not None and log_decay.ndim == 4

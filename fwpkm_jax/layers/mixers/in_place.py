@@ -25,30 +25,29 @@ from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mixers.titans_pieces import in_pieces, real_tokens
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation
 from fwpkm_jax.layers.parameters import linear_map, parameter
-from fwpkm_jax.literals import check_least, check_literals
+from fwpkm_jax.literals import Count, NotNegative, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class InPlaceConfig(AbstractMixerConfig):
     """Shape of an MLP with a written down projection; the defaults are published ones."""
 
-    hidden_dim: int = 2304
+    hidden_dim: Count = 2304
     """Hidden units of the MLP."""
     activation: Activation = "silu"
     """Of the gate."""
-    chunk_size: int = 1024
+    chunk_size: Count = 1024
     """Tokens between two writes."""
-    learning_rate: float = 0.3
+    learning_rate: NotNegative = 0.3
     """Factor of a write."""
     target: Literal["next", "convolution"] = "next"
     """What a token's hidden units are bound to: the layer's input at the next token, or a learned
     convolution of the inputs around the token, 0 at first. Both stay within the chunk."""
-    conv_width: int = 5
+    conv_width: Count = 5
     """Tokens of that convolution, an odd number; the token is in the middle."""
 
     def __post_init__(self):
-        check_literals(self)
-        check_least(self, hidden_dim=1, chunk_size=1, learning_rate=0, conv_width=1)
+        check_fields(self)
         if self.conv_width % 2 == 0:
             raise ValueError(f"conv_width={self.conv_width} has no middle; take an odd number.")
 

@@ -23,6 +23,7 @@ from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mas
 from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, keys_as_queries
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.parameters import linear_map, parameter
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs, strength_axis
 from pallas_kernels.short_convolution import Part, short_convolution
@@ -32,7 +33,7 @@ from pallas_kernels.short_convolution import Part, short_convolution
 class MatrixFrame(MemoryHeads):
     """Shape of a layer with a matrix memory, for every rule."""
 
-    decay_rank: int = 16
+    decay_rank: Count = 16
     """Width between the two projections of a decay or a strength per channel."""
 
 
@@ -166,8 +167,6 @@ class MatrixMemory(AbstractMixer):
         self.key_bias = None if key_bias is None else parameter(key_bias, "bias")
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> MatrixMemoryCache:
-        """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""
-        del max_length
         config = self.config
         # As many inputs as the convolution looks back on.
         reach = config.conv_width - 1 if self.rule.convolution else 0
@@ -190,10 +189,7 @@ class MatrixMemory(AbstractMixer):
         cache: MatrixMemoryCache | None = None,
         axis: SequenceAxis | None = None,
     ) -> tuple[Float[Array, "batch length model"], MatrixMemoryCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.mix`.
-
-        Padding neither writes nor decays nor shifts the convolution.
-        """
+        """Padding neither writes nor decays nor shifts the convolution."""
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
         counts = None if packing is None else packing.counts
@@ -238,17 +234,14 @@ class MatrixMemory(AbstractMixer):
         if self.key_bias is not None:
             # In at least float32: a small bias would vanish beside a bfloat16 key.
             key = key.astype(compute_dtype(key.dtype)) + self.key_bias[...][None, None]
-        query, key = (y.reshape(batch, -1, *self._key_heads) for y in (query, key))
+        key_heads = config.num_key_heads, config.key_head_dim
+        query, key = (y.reshape(batch, -1, *key_heads) for y in (query, key))
         value = value.reshape(batch, -1, config.num_value_heads, config.value_head_dim)
         query, key, value = self.rule.features(query, key, value)
         # Value heads of a group read and write under the same keys, each in a memory of its own.
         shared_by = config.num_value_heads // config.num_key_heads
         query, key = (jnp.repeat(y, shared_by, axis=2) for y in (query, key))
         return Tokens(query, key, value, *self.rule.gates(self._gate_inputs(x)))
-
-    @property
-    def _key_heads(self) -> tuple[int, int]:
-        return self.config.num_key_heads, self.config.key_head_dim
 
     @property
     def _decay_axis(self) -> tuple[int, ...]:

@@ -101,10 +101,6 @@ def mixer_names() -> tuple[str, ...]:
 def mixer_config(name: str, model: Any) -> AbstractMixerConfig:
     """The configuration that a name stands for.
 
-    Args:
-      name: one of `mixer_names`.
-      model: the `ModelConfig` whose sections set it.
-
     Raises:
       ValueError: settings of the model contradict each other.
     """

@@ -137,8 +137,6 @@ class Titans(AbstractMixer):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansCache:
-        """An empty cache; the memory needs no `max_length`."""
-        del max_length
         memory = self.initial_memory(batch, dtype)
         width = self.query_proj.in_features
         return TitansCache(
@@ -150,7 +148,6 @@ class Titans(AbstractMixer):
 
     @property
     def output_map(self) -> nnx.Linear | None:
-        """The projection that mixes the heads; None for a single head."""
         return self.out_proj
 
     def mix(
@@ -162,10 +159,10 @@ class Titans(AbstractMixer):
         cache: TitansCache | None = None,
         before: ReadBefore | None = None,
     ) -> tuple[Float[Array, "batch length model"], TitansCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
+        """Writes and chunks count each sequence's real tokens from its first.
 
-        Writes and chunks count each sequence's real tokens from its first, or with `starts` and
-        `before` from the first token that was read before each document.
+        With `starts` and `before` they count from the first token that was read before each
+        document.
         """
         packing = None if mask is None else pack_tokens(mask)
         x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
@@ -192,12 +189,7 @@ class Titans(AbstractMixer):
     def whole(
         self, x: Float[Array, "batch length model"], count: Int[Array, " batch"]
     ) -> tuple[Float[Array, "batch length model"], TitansMemory]:
-        """The outputs of whole sequences from their first token, and the memories after them.
-
-        Args:
-          x: real tokens first.
-          count: how many of each sequence are real.
-        """
+        """The outputs of whole sequences from their first token, and the memories after them."""
         size = self.config.write_size
 
         @jax.checkpoint
@@ -231,11 +223,6 @@ class Titans(AbstractMixer):
         Tokens wait in the queue until their write is complete. `queue.push` reads a token before
         the write that it completes; here it is read after that write, by the weights that the
         write leaves, so that reads and all writes of the piece are one computation.
-
-        Args:
-          cache: of the tokens before.
-          x: real tokens first.
-          count: how many of each sequence are real.
         """
         size, chunk, length = self.config.write_size, self.config.chunk_size, x.shape[2]
         waiting = cache.waiting.num_waiting

@@ -30,7 +30,7 @@ from fwpkm_jax.core.recurrence.transition import (
 )
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.sequential import sequential_pass
-from fwpkm_jax.literals import check_least, check_literals
+from fwpkm_jax.literals import Checked, Count
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 from fwpkm_jax.rules.matrix.gates import GateInputs, LearnedGates
 
@@ -100,7 +100,7 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AbstractMatrixRule(abc.ABC):
+class AbstractMatrixRule(Checked, abc.ABC):
     """A memory of one matrix per sequence and head; each update is linear in the matrix.
 
     `write` and `read` define a rule, for one token of one head. `chunked` gives the same for whole
@@ -131,12 +131,8 @@ class AbstractMatrixRule(abc.ABC):
     """Map that a layer applies to queries and keys."""
     convolution: bool = False
     """Whether a layer puts a short convolution and SiLU before queries, keys and values."""
-    chunk_size: int = 64
+    chunk_size: Count = 64
     """Writes per chunk of `chunked`; changes speed, and results only by rounding."""
-
-    def __post_init__(self):
-        check_literals(self)
-        check_least(self, chunk_size=1)
 
     @classmethod
     def variants(cls) -> "tuple[AbstractMatrixRule, ...]":

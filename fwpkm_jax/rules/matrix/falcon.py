@@ -1,12 +1,12 @@
 """Falcon: a delta step normalised by the size of its key, with a ridge."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Bound
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -33,12 +33,9 @@ class AbstractFalcon(AbstractMatrixRule):
     learned_gates: ClassVar = LearnedGates(strength=True)
 
     convolution: bool = True
-    ridge: float = 0.01
-    """λ, at least 1e-6: weight of the memory's squared norm in the loss."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_least(self, ridge=1e-6)  # A key of zeros would divide by 0.
+    ridge: Annotated[float, Bound(1e-06)] = 0.01
+    """λ, at least 1e-6: weight of the memory's squared norm in the loss. Without it, a key of zeros
+    would divide by 0."""
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return None, sigmoid_strength(inputs, True)

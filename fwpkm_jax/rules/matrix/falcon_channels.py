@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import Form, LocalLoss, Starts, State, Tokens, squared
 from fwpkm_jax.rules.matrix.falcon import AbstractFalcon
 from fwpkm_jax.rules.matrix.gated_deltanet_channels import chunks_by_channel
@@ -73,7 +74,7 @@ class Falcon2A(AbstractFalcon):
     )
     strength: ClassVar = "value"
 
-    chunk_size: int = 16  # As GLA's.
+    chunk_size: Count = 16  # As GLA's.
 
     def write(self, state: State, token: Tokens) -> State:
         step = self.step(token)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, Together, chunk_recurrence
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import Form, LocalLoss, Starts, Tokens, given, squared
 from fwpkm_jax.rules.matrix.falcon import AbstractFalcon
 from fwpkm_jax.rules.matrix.windows import last_tokens
@@ -38,12 +38,8 @@ class AbstractFalconWindow(AbstractFalcon):
 
     strength: ClassVar = True
 
-    window: int = 4
+    window: Count = 4
     """Tokens whose losses each token takes its step on, itself included."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_least(self, window=1)
 
     def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike):
         before = (batch, heads, self.window - 1)
@@ -106,10 +102,9 @@ class AbstractFalconWindow(AbstractFalcon):
             writes(keys),
             writes(written),
             log_decay=jnp.log(kept),
-            beta=writes(share) if self.delta else None,
+            beta=Together(writes(share)) if self.delta else None,
             initial_state=state.matrix,
             starts=starts,
-            together=True,
             chunk_size=self.chunk_size,
         )
         last = (x[:, -1, :, 1:] for x in (keys, values, entered))

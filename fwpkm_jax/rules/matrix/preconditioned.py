@@ -1,7 +1,7 @@
 """Gated DeltaNet and KDA with a preconditioner: key channels that carry much take shorter steps."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from fwpkm_jax.core.recurrence.linear_recurrence import (
     RecurrenceOutput,
     chunk_recurrence,
 )
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Bound, Count
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -55,16 +55,12 @@ class AbstractPreconditioned(AbstractMatrixRule):
     convolution: bool = True
     negative_eigenvalues: bool = False
     """Lets β reach 2 instead of 1."""
-    reach: float = 1.5
+    reach: Annotated[float, Bound(1)] = 1.5
     """The largest number that multiplies a key channel, at least 1; above 2 steps may overshoot."""
     center: float = -0.2
     """The log of the sum of squares that leaves a key channel as it is."""
-    eps: float = 1e-6
+    eps: Annotated[float, Bound(1e-12)] = 1e-6
     """Added to the sum of squares before the logarithm, at least 1e-12."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_least(self, reach=1, eps=1e-12)
 
     def init(
         self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike
@@ -181,4 +177,4 @@ class PreconditionedKDA(AbstractPreconditioned):
     )
     decay: ClassVar = "key"
 
-    chunk_size: int = 16  # As GLA's.
+    chunk_size: Count = 16  # As GLA's.

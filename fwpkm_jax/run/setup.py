@@ -209,12 +209,6 @@ def restore_state(
 ) -> TrainState | None:
     """The newest checkpoint's state, with `batches` moved to its data position.
 
-    Args:
-      setup: the run's parts.
-      checkpoints: the run's checkpoints.
-      batches: the iterator over training batches.
-      say: prints a line.
-
     Returns:
       The state; None if the run was never saved.
 
@@ -283,14 +277,7 @@ def new_state(setup: Setup, checkpoints: Checkpoints) -> TrainState:
 
 
 def _state_from(base: str, folder: Path, setup: Setup, checkpoints: Checkpoints) -> TrainState:
-    """The state before the first step with the weights of another run's newest checkpoint.
-
-    Args:
-      base: what the configuration calls the other run.
-      folder: where it is on this machine.
-      setup: the run's parts.
-      checkpoints: see `new_state`.
-    """
+    """The state before the first step with the weights of another run's newest checkpoint."""
     directory = folder.absolute() / "checkpoints"
     if scheme_of(base) is not None and not checkpoint_steps(directory):
         raise FileNotFoundError(f"base={base} holds no complete checkpoint.")
@@ -348,7 +335,8 @@ def _check_base(base: str, stored: Iterable[str], ours: Iterable[str], new: Iter
             f"base={base} has {lost[0]}, for which the model has no place; leave its layers as "
             "they are."
         )
-    other = [name for name in new if not re.match(r"blocks/\d+/memory/|.*/lora_[ab]$", name)]
+    added = r"blocks/\d+/memory(_mixer\w*)?/|.*/lora_[ab]$"
+    other = [name for name in new if not re.match(added, name)]
     if other:
         raise ValueError(
             f"base={base} has no {other[0]}; only memories (model.memory_layers) and low-rank "

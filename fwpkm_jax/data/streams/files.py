@@ -142,7 +142,6 @@ class BucketFile(AbstractDataFile):
 
     def identity(self, *, sampled: bool) -> str:
         """The hash that the store keeps of it; where it keeps none, that of its bytes."""
-        del sampled
         info = self._info
         for name in ("md5Hash", "crc32c", "ETag", "etag"):
             if info.get(name):
@@ -170,17 +169,11 @@ class HubFile(AbstractDataFile):
         return open_file(fetch_file(self.repository, self.path))
 
     def identity(self, *, sampled: bool) -> str:
-        del sampled
         return self.object_id
 
 
 def check_data_path(path: str, name: str) -> None:
-    """Raises ValueError for an address that data are not read from; asks no server.
-
-    Args:
-      path: of a source of text.
-      name: of the setting that names it.
-    """
+    """Raises ValueError for an address that data are not read from; asks no server."""
     scheme = scheme_of(path)
     if scheme == HUB:
         check_hub_name(path, name)

@@ -149,9 +149,6 @@ def fetch_file(repository: HubName, path: str) -> Path:
 def hub_client(done: str) -> Any:
     """The client, which only some installations have.
 
-    Args:
-      done: what it does, for the message.
-
     Raises:
       ImportError: it is not installed.
     """
@@ -190,14 +187,7 @@ def _check_answer(response: Any) -> None:
 
 @contextlib.contextmanager
 def asking(client: Any, name: str, revision: str | None, *, what: str = "model") -> Iterator[None]:
-    """Turns what the client raises into one line that says what to do.
-
-    Args:
-      client: from `hub_client`.
-      name: of the repository.
-      revision: of it.
-      what: it is: a model or a data set.
-    """
+    """Turns what the client raises into one line that says what to do."""
     errors, hub = client.errors, without_login(client.constants.ENDPOINT)
     try:
         yield

@@ -4,8 +4,6 @@ Grain's own datasets mix the sources, shuffle within windows, make batches and r
 module gives them rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -50,7 +48,7 @@ class StreamedTokens(grain.IterDataset):
         self.files, self.tokenizer, self.field = tuple(files), tokenizer, field
         self.row_length, self.order_seed, self.epochs = row_length, seed, epochs
 
-    def __iter__(self) -> TokensIterator:
+    def __iter__(self) -> "TokensIterator":
         return TokensIterator(self)
 
     def order(self, epoch: int) -> list[int]:

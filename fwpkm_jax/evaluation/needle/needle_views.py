@@ -1,7 +1,5 @@
 """The table, the plots and the finding of needle results."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +74,7 @@ def plot(record: Record, directory: Path) -> list[Path]:
     return [bars, _save_depths(runs, lengths, directory / "needle_depth.png")]
 
 
-def _stacked_bars(axes: Axes, bars: Mapping[str, Sequence[Record]]) -> None:
+def _stacked_bars(axes: "Axes", bars: Mapping[str, Sequence[Record]]) -> None:
     """Draws a bar for each name; its levels are the shares after each number of readings.
 
     Args:
@@ -109,7 +107,7 @@ def _stacked_bars(axes: Axes, bars: Mapping[str, Sequence[Record]]) -> None:
     )  # fmt: skip
 
 
-def _progress(axes: Axes, runs: Sequence[Record]) -> None:
+def _progress(axes: "Axes", runs: Sequence[Record]) -> None:
     """Right answers against samples seen: a bend shows that earlier samples help or disturb."""
     readings = sorted({run["readings"] for run in runs})
     lengths = sorted({run["words"] for run in runs})

@@ -76,12 +76,7 @@ def cut_into_pieces(length: int, sizes: tuple[int, ...]) -> list[int]:
 
 
 def pad_into_pieces(length: int, sizes: tuple[int, ...]) -> list[int]:
-    """The largest size as often as it fits, then the smallest one that holds the rest.
-
-    Args:
-      length: tokens to cover.
-      sizes: allowed sizes, longest first.
-    """
+    """The largest size as often as it fits, then the smallest one that holds the rest."""
     count, rest = divmod(length, sizes[0])
     return [sizes[0]] * count + [min(size for size in sizes if size >= rest)] * (rest > 0)
 

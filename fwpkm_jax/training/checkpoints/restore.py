@@ -191,12 +191,7 @@ def _checksums_of(position: Mapping[str, Any], item: str) -> dict[str, int]:
 
 
 def stored_names(checkpoint: str | Path, item: Item) -> dict[str, int]:
-    """The checksums of a checkpoint's arrays by path, those of frozen weights included.
-
-    Args:
-      checkpoint: `RUN/checkpoints/STEP`.
-      item: what they belong to.
-    """
+    """The checksums of a checkpoint's arrays by path, those of frozen weights included."""
     return _checksums_of(_read_json(Path(checkpoint).absolute()), item)
 
 
@@ -206,11 +201,6 @@ def read_arrays(
     """Reads some arrays of a checkpoint or of those that it refers to, and checks their checksums.
 
     The bytes of other arrays are not read.
-
-    Args:
-      checkpoint: `RUN/checkpoints/STEP`.
-      wanted: `jax.ShapeDtypeStruct` with a sharding for each array, by path.
-      item: what they belong to.
 
     Raises:
       ValueError: there is no such checkpoint; an array is missing or damaged, or differs in shape

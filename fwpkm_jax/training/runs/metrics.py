@@ -93,7 +93,6 @@ class TensorBoard:
 
     def close(self, *, failed: bool) -> None:
         """Closes the file."""
-        del failed
         self._events.close()
 
 

@@ -35,7 +35,6 @@ from fwpkm_jax.core.slots.write import (
     addressing_coefficients,
     addressing_gradient,
     of_chosen,
-    of_chosen_by_head,
     sub_key_access,
     sub_key_usage,
     usage_slopes,
@@ -173,7 +172,6 @@ def _step_of(chunk: ScannedChunk, sums: StepSums | None, *, score: Score) -> Key
 
 def _scan_backward(find, key_write, loops, residuals, cotangents):
     """Goes from the last chunk to the first; only what depends on the keys' cotangent is inside."""
-    del find
     return _scan_back(key_write, loops.backward, loops.to_queries, residuals, cotangents)
 
 
@@ -221,7 +219,7 @@ def _backward(
         coefficients_bar = dots_of_sub_keys(split_halves(chunk.query), ids, gradient_bar)
         if score == "idw":
             products = jnp.sum(gradient_bar * chunk.keys, axis=-1)
-            coefficients_bar = coefficients_bar - of_chosen_by_head(products, ids)
+            coefficients_bar = coefficients_bar - of_chosen(products, ids)
         coefficients = coefficients_of_scores(chunk, step, coefficients_bar, score=score)
         keys_bar = keys_bar + keys_cotangent(
             chunk.query, chunk.keys, ids, coefficients, score=score

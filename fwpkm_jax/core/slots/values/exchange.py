@@ -98,7 +98,6 @@ def exchange_rows(
       rows: what the chunks read and write, leaves `[chunks, ...]`.
       sum_reads: sums partial reads over devices; None: this one holds all slots.
     """
-    del slot_ids
     distinct = logged_rows(values.shape[0], groups)
     groups, rows = of_chunk(chunk, (groups, rows))
     # Clipped: entries behind the last distinct slot lie outside the table and are never read.

@@ -158,7 +158,7 @@ def _scan_back(
         log = jnp.concatenate([log[:end], written_bar])
         untouched = end + jnp.arange(num_slots, dtype=jnp.int32)
     touched = groups.slots[:, : logged_rows(num_slots, groups)]
-    next_rows = by_platform(cpu=_next_in_turn, default=_next_by_sort)(touched, untouched)
+    next_rows = next_rows_of(touched, untouched)
 
     runs = groups if ops.runs is None else ops.runs(groups, rows.weights, next_rows)
 
@@ -186,7 +186,7 @@ def _scan_back(
     return values_bar, rows_bar._replace(targets=targets_bar)
 
 
-def _next_in_turn(
+def next_rows_of(
     touched: Int[Array, "chunks distinct"], untouched: Int[Array, " slots"]
 ) -> Int[Array, "chunks distinct"]:
     """Where the next chunk that touches the same slot has logged its row, for each logged row.
@@ -196,6 +196,13 @@ def _next_in_turn(
         outside the table are not used.
       untouched: the place for a slot that no later chunk touches.
     """
+    return by_platform(cpu=_next_in_turn, default=_next_by_sort)(touched, untouched)
+
+
+def _next_in_turn(
+    touched: Int[Array, "chunks distinct"], untouched: Int[Array, " slots"]
+) -> Int[Array, "chunks distinct"]:
+    """`next_rows_of`, one chunk after the other."""
     places = jnp.arange(touched.size, dtype=jnp.int32).reshape(touched.shape)
 
     def body(latest, chunk):
@@ -210,7 +217,7 @@ def _next_in_turn(
 def _next_by_sort(
     touched: Int[Array, "chunks distinct"], untouched: Int[Array, " slots"]
 ) -> Int[Array, "chunks distinct"]:
-    """`_next_in_turn` of all chunks at once: sorted by slot, the next row is the neighbour."""
+    """`next_rows_of` of all chunks at once: sorted by slot, the next row is the neighbour."""
     places = jnp.arange(touched.size, dtype=jnp.int32)
     slots, order = jax.lax.sort((touched.reshape(-1), places), num_keys=1, is_stable=True)
     is_followed = (slots == jnp.append(slots[1:], -1)) & (slots < untouched.size)

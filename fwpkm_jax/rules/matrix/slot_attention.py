@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.literals import ShareAboveZero
 from fwpkm_jax.rules.matrix.base import (
     Form,
     GateInputs,
@@ -135,13 +136,8 @@ class Raven(AbstractSlotAttention):
     strength: ClassVar = "key"
     learned_gates: ClassVar = SOFTPLUS_GATES
 
-    routed: float = 0.5
+    routed: ShareAboveZero = 0.5
     """Share of the slots that a token may write, in (0, 1]; at least one slot is."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 0 < self.routed <= 1:
-            raise ValueError(f"routed={self.routed} must be a share of the slots, in (0, 1].")
 
     def recurrence_inputs(self, tokens: Tokens) -> Tokens:
         return self.overwriting(tokens, given(tokens.strength) * given(tokens.log_decay)[..., None])

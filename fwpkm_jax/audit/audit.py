@@ -72,7 +72,9 @@ def audit_model(
 
     def origin() -> Iterator[Line]:
         try:
-            questions = questions_of(subject, texts=config.texts, length=config.length)
+            questions = questions_of(
+                subject.data, texts=config.texts, length=config.length, seed=subject.seed
+            )
             for number, one in enumerate([subject, *others]):
                 name = one.origin.run or f"model {number}"
                 answers.extend(answers_of(one, questions, run=name))
@@ -118,13 +120,19 @@ def audit_run(
 
 def provenance_of(run: Run, *, name: str, command: Sequence[str]) -> dict[str, Any]:
     """What was audited, with hashes, and by which program: JSON values."""
-    here = environment()
     return {
         "run": name,
         "step": run.step,
         "config": run.experiment.fingerprint,
         "slow_weights": fingerprint(run.model),
         "memory": checksum({name: np.asarray(x) for name, x in named_leaves(run.memory).items()}),
+    } | started_by(command)
+
+
+def started_by(command: Sequence[str]) -> dict[str, Any]:
+    """By which command an audit was made, when, and where: JSON values."""
+    here = environment()
+    return {
         "command": list(command),
         "started": here["started"],
         "commit": here["commit"] or "unknown",

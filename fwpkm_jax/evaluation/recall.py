@@ -57,7 +57,10 @@ def attention_reach(config: ModelConfig) -> AttentionReach:
 
     A layer that sees `window` tokens looks `window - 1` tokens further back than its input.
     """
-    reaches = [mixer.receptive_field for mixer in config.mixer_configs]
+    mixers = [*config.mixer_configs]
+    if config.memory_mixer is not None:
+        mixers += [config.memory_mixer] * len(config.memory_layers)
+    reaches = [mixer.receptive_field for mixer in mixers]
     windows = [reach for reach in reaches if reach is not None]
     stack = sum(reach - 1 for reach in windows) if len(windows) == len(reaches) else None
     return AttentionReach(max(windows, default=None), stack)

@@ -269,7 +269,10 @@ def _arrays(tree: Any) -> dict[str, np.ndarray]:
 
 def _without_caches(state: GenerationState) -> Any:
     """The parts of a state that outlast its positions."""
-    layers = {name: layer._replace(cache=None) for name, layer in state.stream.layers.items()}
+    layers = {
+        name: layer._replace(cache=None, memory_cache=None)
+        for name, layer in state.stream.layers.items()
+    }
     return {"stream": state.stream._replace(layers=layers), "num_drawn": state.num_drawn}
 
 
@@ -361,8 +364,10 @@ def _with_empty_caches(
     stream, batch = saved["stream"], len(arrays["num_drawn"])
     fresh = init_generation(model, stream.memory, batch=batch, max_length=max_length)
     layers = {
-        name: layer._replace(cache=fresh.stream.layers[name].cache)
-        for name, layer in stream.layers.items()
+        name: layer._replace(cache=new.cache, memory_cache=new.memory_cache)
+        for (name, layer), new in zip(
+            stream.layers.items(), fresh.stream.layers.values(), strict=True
+        )
     }
     stream = model.reset_caches(stream._replace(layers=layers), pending=False)
     return fresh._replace(stream=stream, num_drawn=saved["num_drawn"])

@@ -44,9 +44,9 @@ class ModelConfig:
     mixers: tuple[Mixer, ...] = ("gdn", "gdn", "gdn", "swa") * 3
     """Token mixer of each layer: Gated DeltaNet (gdn), sliding-window (swa) or full attention
     (attention), LaCT (lact), Titans' memory without attention (titans) or with it, as a context, a
-    gate or a layer (titans_mac, titans_mag, titans_mal), TTT (ttt_linear, ttt_mlp), a matrix memory
-    by its name in `rules.matrix`, or a mixer that you registered. On the command line also the JSON
-    of a configuration."""
+    gate or a layer (titans_mac, titans_mag, titans_mal), TTT (ttt_linear, ttt_mlp, in_place_ttt), a
+    matrix memory by its name in `rules.matrix`, or a mixer that you registered. On the command line
+    also the JSON of a configuration."""
     mlp_dim: Count = 2304
     """Hidden width of the SwiGLU layers."""
     mlp_activation: Activation = "silu"
@@ -55,6 +55,11 @@ class ModelConfig:
     """Adds biases in SwiGLU layers."""
     memory_layers: tuple[int, ...] = ()
     """Layers with a fast-weight memory before the mixer."""
+    memory_mixer: AbstractMixerConfig | None = None
+    """A token mixer with a window, whose output only the memories of `memory_layers` read, added to
+    the residual stream: what a token looks up and stores then depends on the words before it, and
+    the stream does not change. On the command line the JSON of a configuration. None: memories read
+    the stream alone."""
     pkm_layers: tuple[int, ...] = ()
     """Layers with a product-key memory in place of the MLP."""
     expert_layers: tuple[int, ...] = ()
@@ -138,6 +143,14 @@ class ModelConfig:
                 f"head_init_std={self.head_init_std} has no effect with tie_embeddings=True; "
                 "set one of them."
             )
+        if (mixer := self.memory_mixer) is not None:
+            if not self.memory_layers:
+                raise ValueError("memory_mixer needs memory_layers; name some, or leave it out.")
+            if mixer.receptive_field is None:
+                raise ValueError(
+                    f"memory_mixer={mixer} sees all tokens before; give it a window, so that what "
+                    "a stream keeps has a bound."
+                )
 
     def norms_of(self, layer: int) -> Norms:
         """What a layer normalises."""

@@ -75,7 +75,8 @@ def check_mesh(
             groups //= training.micro_batches
         partition.memory_specs(model.fast_weight.rule, {})
         partition.check_groups(groups, sequences // groups)
-    for mixer in model.mixer_configs:
+    memory_mixer = [] if model.memory_mixer is None else [model.memory_mixer]
+    for mixer in (*model.mixer_configs, *memory_mixer):
         for name, number in mixer.split_numbers.items():
             partition.check_divides(name, number, HEADS)
 

@@ -12,7 +12,9 @@ of outputs, `d_` gradients.
 `published/preconditioned_gated_deltanet.npz`: `naive_recurrent_precond_gated_delta_rule`;
 `published/preconditioned_kda.npz`: `naive_recurrent_precond_kda`;
 `published/gated_slot_attention.npz`: `naive_recurrent_gsa`, and `published/raven.npz` the same with
-the decays and writes of goombalab/raven (commit afc329f), `raven/layers/raven.py`.
+the decays and writes of goombalab/raven (commit afc329f), `raven/layers/raven.py`;
+`published/mamba3.npz`: `mamba3_siso_step_ref` of state-spaces/mamba (commit e9594ce),
+`tests/ops/triton/test_mamba3_siso.py`, its last memory turned back by its last angle.
 """
 
 from pathlib import Path
@@ -25,6 +27,7 @@ import pytest
 from fwpkm_jax.rules.matrix import MATRIX_RULES, Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs
 from fwpkm_jax.rules.matrix.comba import Comba
+from fwpkm_jax.rules.matrix.mamba3 import Mamba3State
 from fwpkm_jax.rules.matrix.preconditioned import PreconditionedState
 from fwpkm_jax.rules.matrix.rwkv7 import RWKV7
 from tests.golden import vectors
@@ -105,6 +108,17 @@ def _slot_attention(rule, form, x):
     return {"output": output, "keys_after": keys, "after": after[..., width:]}
 
 
+def _mamba3(rule, form, x):
+    share = jax.nn.sigmoid(x["share"])
+    gains = jnp.stack([share * x["step"], (1 - share) * x["step"]], axis=-1)
+    angle = jnp.pi * jnp.tanh(x["angle"]) * x["step"][..., None]
+    strength = jnp.concatenate([gains, angle], axis=-1)
+    start = Mamba3State(x["start"], x["last_key"], x["last_value"])
+    tokens = Tokens(x["query"], x["key"], x["value"], x["log_decay"], strength)
+    output, after = getattr(rule, form)(tokens, start)
+    return {"output": output, "after": after.matrix}
+
+
 QUERY_KEY = "query", "key"
 CASES = {
     "gated_deltanet2": _gated_deltanet2,
@@ -112,6 +126,7 @@ CASES = {
     "preconditioned_kda": _preconditioned_kda,
     "gated_slot_attention": _slot_attention,
     "raven": _slot_attention,
+    "mamba3": _mamba3,
 }
 
 

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.numerics import compute_dtype
@@ -46,6 +47,12 @@ class Erasure(NamedTuple):
 
     found: Float[Array, "batch length heads key"]
     at: Float[Array, "batch length heads key"]
+
+
+class Together(NamedTuple):
+    """Strengths of delta steps whose errors are all taken at the memory before their token."""
+
+    beta: Float[Array, "batch writes heads"]
 
 
 class RecurrenceTokens(NamedTuple):
@@ -111,7 +118,7 @@ def chunk_recurrence(
     value: Float[Array, "batch writes heads value"],
     *,
     log_decay: Float[Array, "batch length heads"] | Float[Array, "batch length heads key"] | None,
-    beta: Float[Array, "batch writes heads"] | None,
+    beta: Float[Array, "batch writes heads"] | Together | None,
     initial_state: Float[Array, "batch heads key value"] | None = None,
     starts: Bool[Array, "batch length"] | None = None,
     read: ReadAxis = "key",
@@ -142,7 +149,8 @@ def chunk_recurrence(
       key: where to write; a multiple of the length for several writes per token, in order.
       value: what to write.
       log_decay: log of the share kept, `<= 0` (-inf for nothing); None: everything is kept.
-      beta: strength of delta steps; None: writes add.
+      beta: strength of delta steps, each of which takes its error after the one before, or
+        `Together`; None: writes add.
       initial_state: memory before the first token; None: empty.
       starts: true at tokens before which the memory is set to 0; None: nowhere.
       read: the axis of the memory that is summed over with the query; the output has the other.
@@ -156,6 +164,8 @@ def chunk_recurrence(
     """
     batch, length, heads, _ = query.shape
     steps = _writes_per_token(length, key.shape[1])
+    together = isinstance(beta, Together)
+    beta = beta.beta if isinstance(beta, Together) else beta
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")
     fade_apart = log_decay is not None and log_decay.ndim == 4
@@ -185,7 +195,7 @@ def chunk_recurrence(
     tokens_per_chunk = min(max(chunk_size // steps, 1), length)
 
     def next_chunk(state, chunk):
-        return _read_and_write(state, chunk, read, steps)
+        return _read_and_write(state, chunk, read, steps, together)
 
     # Queries apart: a token reads once, however often it writes.
     writes = tokens._replace(query=None)
@@ -216,6 +226,7 @@ def _read_and_write(
     chunk: RecurrenceTokens,
     read: ReadAxis,
     steps: int,
+    together: bool,
 ) -> tuple[Float[Array, "batch heads key value"], Float[Array, "batch heads tokens read"]]:
     """One chunk, leaves `[batch, heads, ...]`: the memory after it, and what was read."""
     query, key, value = chunk.query, chunk.key, chunk.value
@@ -229,7 +240,11 @@ def _read_and_write(
         beta = chunk.beta[..., None]
         error = value - jnp.einsum("bhsk,bhkv->bhsv", key_from_start, state, precision=HIGHEST)
         # Each error needs those of the writes before it in the chunk: a triangular system.
-        solve = unit_lower_inverse(beta * products(key, slice(None)))
+        met = beta * products(key, slice(None))
+        if together:
+            token = np.arange(key.shape[2]) // steps
+            met = jnp.where(token[:, None] == token[None], 0, met)
+        solve = unit_lower_inverse(met)
         written = jnp.einsum("bhrs,bhsv->bhrv", solve, beta * error, precision=HIGHEST)
     erased, at = None, None
     if chunk.erasure is not None:

@@ -5,13 +5,31 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import IO, Protocol, TypeVar
 
 from fwpkm_jax.io.untrusted import MOST_JSON_BYTES, OutsideFileError, parse_json, reading
 from fwpkm_jax.literals import some
 
-if TYPE_CHECKING:
-    from fwpkm_jax.data.streams.files import AbstractDataFile
+
+class NamedFile(Protocol):
+    """What a choice among files needs of each."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def short_name(self) -> str:
+        """Its name without folders."""
+        ...
+
+    def open(self) -> IO[bytes]:
+        """The content."""
+        ...
+
+
+File = TypeVar("File", bound=NamedFile)
 
 KINDS = (".jsonl", ".txt", ".bin", ".jsonl.gz", ".parquet", ".arrow")
 """Kinds of files that are read."""
@@ -49,7 +67,7 @@ def below(name: str, folder: str) -> str:
     return name.removeprefix(folder).lstrip("/")
 
 
-def chosen(files: "Mapping[str, AbstractDataFile]", where: str) -> "list[AbstractDataFile]":
+def chosen(files: Mapping[str, File], where: str) -> list[File]:
     """The files to read of those below a folder or pattern, by their names below it.
 
     Raises:
@@ -105,9 +123,7 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _without_caches(
-    files: "Mapping[str, AbstractDataFile]", where: str
-) -> "dict[str, AbstractDataFile]":
+def _without_caches(files: Mapping[str, File], where: str) -> dict[str, File]:
     """The files without those that describe a data set of `save_to_disk`, and without its caches.
 
     Raises:
@@ -140,7 +156,7 @@ def _without_caches(
     return left
 
 
-def _description(file: "AbstractDataFile") -> dict:
+def _description(file: NamedFile) -> dict:
     with reading(file.name, otherwise=_SAVE), file.open() as content:
         said = content.read(MOST_JSON_BYTES)
     return parse_json(said, file.name, otherwise=_SAVE, kind=dict)

@@ -230,7 +230,10 @@ def _read_rows(
         starts=rows.starts,
         unit=UnitSize(chunk_size),
         position=rows.position,
-        alone=lambda tokens: read_sequences(rule.read, fresh, tokens[0]),
+        # Where tokens read their own writes, a short document is written, too.
+        alone=None
+        if rule.reads_own_writes
+        else lambda tokens: read_sequences(rule.read, fresh, tokens[0]),
     )
     output, access = jax.tree.map(lambda x: x[:, 0], read)
     return memory, output, access

@@ -25,6 +25,7 @@ _OURS = {
     "swa": "attention",
     "gdn": "gated_delta_net",
     "lact": "lact",
+    "in_place_ttt": "in_place",
     "titans": "titans_variants",
     "ttt_linear": "titans_variants",
     "ttt_mlp": "titans_variants",

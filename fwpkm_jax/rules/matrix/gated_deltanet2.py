@@ -14,6 +14,7 @@ from fwpkm_jax.core.recurrence.linear_recurrence import (
     chunk_recurrence,
 )
 from fwpkm_jax.core.recurrence.transition import Mixing, beside_identity
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -57,7 +58,7 @@ class GatedDeltaNet2(AbstractMatrixRule):
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
-    chunk_size: int = 16  # As GLA's.
+    chunk_size: Count = 16  # As GLA's.
     negative_eigenvalues: bool = False
     """Lets b reach 2 instead of 1."""
 

@@ -38,11 +38,11 @@ class OmegaState(NamedTuple):
 class Omega(AbstractMatrixRule):
     """A decay, and one step on the mean error of the last `window` tokens, by `strength` (β) each.
 
-    All errors of a token are taken at the memory before it. The shared algorithm takes those of
-    several writes one after the other, so that it cannot compute this rule: `run` goes token by
-    token, as `recurrent`, and is slow for long sequences. The publication adds polynomial features,
-    momentum and orthogonal steps; this is its window alone, for a matrix. A token of strength 0
-    does not enter the window.
+    All errors of a token are taken at the memory before it. The shared algorithm takes errors after
+    a token's decay, which may leave nothing of that memory, so that it cannot compute this rule:
+    `run` goes token by token, as `recurrent`, and is slow for long sequences. The publication adds
+    polynomial features, momentum and orthogonal steps; this is its window alone, for a matrix. A
+    token of strength 0 does not enter the window.
 
     References: Behrouz et al. 2025, arXiv:2505.23735.
     """

@@ -14,7 +14,7 @@ from fwpkm_jax.core.recurrence.linear_recurrence import (
     RecurrenceOutput,
     chunk_recurrence,
 )
-from fwpkm_jax.literals import Bound
+from fwpkm_jax.literals import Bound, Count
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -177,4 +177,4 @@ class PreconditionedKDA(AbstractPreconditioned):
     )
     decay: ClassVar = "key"
 
-    chunk_size: int = 16  # As GLA's.
+    chunk_size: Count = 16  # As GLA's.

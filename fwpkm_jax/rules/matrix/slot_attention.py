@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
-from fwpkm_jax.literals import ShareAboveZero
+from fwpkm_jax.literals import Count, ShareAboveZero
 from fwpkm_jax.rules.matrix.base import (
     Form,
     GateInputs,
@@ -41,7 +41,7 @@ class AbstractSlotAttention(AbstractRecurrenceRule):
     transition: ClassVar = "fades"
 
     feature_map: FeatureMap = "silu"
-    chunk_size: int = 16  # As GLA's.
+    chunk_size: Count = 16  # As GLA's.
 
     def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike) -> State:
         return jnp.zeros((batch, heads, key, key + value), dtype)
@@ -137,7 +137,7 @@ class Raven(AbstractSlotAttention):
     learned_gates: ClassVar = SOFTPLUS_GATES
 
     routed: ShareAboveZero = 0.5
-    """Share of the slots that a token may write, in (0, 1]; at least one slot is."""
+    """Share of the slots that a token may write; at least one slot is."""
 
     def recurrence_inputs(self, tokens: Tokens) -> Tokens:
         return self.overwriting(tokens, given(tokens.strength) * given(tokens.log_decay)[..., None])

@@ -1,0 +1,383 @@
+"""The audit of a causal language model in PyTorch: it is called as the transformers library does.
+
+`TorchProgram` reads any model that takes and returns a cache; what the cache keeps of a row counts
+as that row's memory. `TorchMemoryProgram` reads a model with memories of its own, through the calls
+of the programs that `fwpkm export hf` writes. Needs torch.
+"""
+
+import copy
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fwpkm_jax.audit.asking import answers_to, is_written
+from fwpkm_jax.audit.audit import Audit, AuditConfig
+from fwpkm_jax.audit.isolation import forgotten
+from fwpkm_jax.audit.lines import Line, attempt, refused
+from fwpkm_jax.audit.origin import Answer, origin_lines
+from fwpkm_jax.audit.program import copied, program_lines
+from fwpkm_jax.audit.questions import Questions, questions_of
+from fwpkm_jax.audit.stability import long_text
+from fwpkm_jax.config_json import from_json
+from fwpkm_jax.data import AbstractDataConfig, TextData, load_tokenizer, sample
+from fwpkm_jax.data.tokenizers import BYTES
+from fwpkm_jax.evaluation.recall import attention_reach
+from fwpkm_jax.evaluation.sources import sha256
+from fwpkm_jax.lazy_imports import import_extra
+from fwpkm_jax.models.config import ModelConfig
+
+_ROWS = 8
+"""Texts that are read side by side for causality and isolation."""
+_CHUNK = 64
+"""Tokens per write of a model that does not say how many it has."""
+
+
+class TorchState(NamedTuple):
+    """What rows have read.
+
+    Attributes:
+      cache: as the model returned it; None: nothing was read yet.
+      mask: int `[rows, read]`, 0 for padding.
+      begin: memories that a text without a cache begins from; None: the model's own.
+      memory: the memories behind the text, of a model that has some.
+    """
+
+    cache: Any
+    mask: np.ndarray
+    begin: Any = None
+    memory: Any = None
+
+
+class TorchProgram:
+    """A causal language model of the transformers library's kind as a `Program`.
+
+    `model(ids, use_cache=True, cache=...)`, or `past_key_values=...`, gives logits and the next
+    cache; every row is a text of its own.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.eval()
+        names = inspect.signature(model.forward).parameters
+        self._cache = "cache" if "cache" in names else "past_key_values"
+        self._has_positions = "position_ids" in names
+        self.exact = not any("expert" in name for name, _ in model.named_modules())
+        """See `causality`."""
+        self._can_freeze = "write" in names
+        self._torch = import_extra("torch", "Models in PyTorch are called", extra="peers")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.model.config.vocab_size
+
+    def start(self, rows: int, length: int) -> TorchState:
+        """See `Program`."""
+        del length  # Caches grow.
+        return TorchState(None, np.ones((rows, 0), int))
+
+    def read(
+        self, state: TorchState, tokens: np.ndarray, *, write: bool, mask: np.ndarray | None = None
+    ) -> tuple[np.ndarray, TorchState]:
+        """See `Program`; `mask` is 1 for real tokens, 0 for padding."""
+        if not write and not self._can_freeze:
+            raise NotImplementedError("the model's forward takes no write=False.")
+        mask = np.ones_like(tokens) if mask is None else mask.astype(int)
+        seen = np.concatenate([state.mask, mask], axis=1)
+        options: dict[str, Any] = {} if write else {"write": False}
+        if not seen.all():
+            options["attention_mask"] = self._tensor(seen)
+        if self._has_positions:
+            positions = np.maximum(seen.cumsum(1) - 1, 0)[:, -tokens.shape[1] :]
+            options["position_ids"] = self._tensor(positions)
+        # A copy, because a model may change the cache that it is given.
+        cache = copy.deepcopy(state.cache)
+        if cache is None:
+            self.begin(state)
+        else:
+            options[self._cache] = cache
+        with self._torch.no_grad():
+            out = self.model(self._tensor(tokens), use_cache=True, **options)
+        after = TorchState(out[self._cache_name(out)], seen, memory=self.memories())
+        return out.logits.float().cpu().numpy(), after
+
+    def _tensor(self, ids: np.ndarray) -> Any:
+        kept = np.ascontiguousarray(ids)  # A reversed text has strides that torch refuses.
+        return self._torch.tensor(kept, dtype=self._torch.long, device=self.model.device)
+
+    def _cache_name(self, out: Any) -> str:
+        found = [name for name in ("cache", "past_key_values") if out.get(name) is not None]
+        if not found:
+            raise ValueError("the model returned no cache, so it cannot read on.")
+        return found[0]
+
+    def begin(self, state: TorchState) -> None:
+        """Called before a text without a cache is read."""
+
+    def memories(self) -> Any:
+        """The memories after the model's latest call; None: it has none beside its cache."""
+
+    def memory(self, state: TorchState) -> Any:
+        """See `Program`: of a cache the tensors that have a row for each text."""
+        layers = getattr(state.cache, "layers", ())
+        return [_tensors(vars(layer), len(state.mask)) for layer in layers]
+
+    def restart(self, state: TorchState) -> TorchState:
+        """See `Program`."""
+        raise NotImplementedError("the model's memory is its cache, which cannot be emptied alone.")
+
+
+def _tensors(value: Any, rows: int) -> Any:
+    """The tensors `[rows, ...]` of an object as NumPy arrays."""
+    if isinstance(value, dict):
+        return {name: _tensors(x, rows) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_tensors(x, rows) for x in value]
+    if hasattr(value, "detach") and value.shape[:1] == (rows,):
+        return value.detach().float().cpu().numpy()
+    return None
+
+
+class TorchMemoryProgram(TorchProgram):
+    """A model with `memory_state`, `load_memory`, `forget` and `write`, as an exported folder has.
+
+    Each row has a memory of its own, `memory_state().layers` `{layer: [memory, ...]}` with tensors
+    `keys` and `values`, and waiting tokens `waiting`.
+    """
+
+    def begin(self, state: TorchState) -> None:
+        if state.begin is None:
+            self.model.forget()
+        else:
+            self.model.load_memory(state.begin)
+
+    def memories(self) -> Any:
+        return self.model.memory_state()
+
+    def memory(self, state: TorchState) -> dict[str, dict[str, np.ndarray]]:
+        found = state.begin if state.memory is None else state.memory
+        return {
+            layer: {
+                kind: np.stack([getattr(one, kind).float().cpu().numpy() for one in memories])
+                for kind in ("keys", "values")
+            }
+            for layer, memories in found.layers.items()
+        }
+
+    def restart(self, state: TorchState) -> TorchState:
+        return self.changed(state)
+
+    def changed(
+        self,
+        state: TorchState,
+        change: Callable[[list[Any]], list[Any]] = lambda memories: memories,
+    ) -> TorchState:
+        """Empty caches and queues, and memories that `change` makes of those of each layer."""
+        begin = (state.begin if state.memory is None else state.memory).copy()
+        for layer, memories in begin.layers.items():
+            begin.layers[layer] = change(memories)
+            for one in begin.layers[layer]:
+                one.waiting = None
+        return TorchState(None, np.ones((len(state.mask), 0), int), begin)
+
+
+class Loaded(NamedTuple):
+    """A folder's model, text that it can be asked about, and where both come from."""
+
+    model: Any
+    data: TextData | None
+    provenance: dict[str, Any]
+
+
+def load_torch(folder: Path) -> Loaded:
+    """The model of a folder that the transformers library loads, in float32; runs its programs.
+
+    It is asked about this package's sample of text in the tokens of its tokenizer, or in bytes if
+    it has none and room for them.
+
+    Raises:
+      FileNotFoundError: the folder holds no model.
+      ImportError: torch or transformers is not installed.
+    """
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no config.json; name a model's folder.")
+    torch, transformers = (
+        import_extra(name, "Models in PyTorch are loaded", extra="peers")
+        for name in ("torch", "transformers")
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, dtype=torch.float32
+    )
+    names = ("tokenizer.json", "tokenizer.model")
+    tokenizers = [str(folder / name) for name in names if (folder / name).is_file()]
+    tokenizer = (tokenizers or [BYTES])[0]
+    data = TextData(
+        train_paths=(sample.TRAIN,), valid_paths=(sample.VALID,), length=256, tokenizer=tokenizer
+    )
+    fits = load_tokenizer(tokenizer).vocab_size <= model.config.vocab_size
+    files = {path.name: sha256(path) for path in sorted(folder.glob("*")) if path.is_file()}
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    provenance = {"folder": str(folder), "files": files, **versions}
+    return Loaded(model, data if fits else None, provenance)
+
+
+def program_of(model: Any) -> TorchProgram:
+    """The program of a model."""
+    names = ("memory_state", "load_memory", "forget")
+    has_memory = all(hasattr(model, name) for name in names)
+    return (TorchMemoryProgram if has_memory else TorchProgram)(model)
+
+
+def audit_torch(
+    model: Any,
+    config: AuditConfig | None = None,
+    *,
+    name: str = "model",
+    data: AbstractDataConfig | None = None,
+    show: Callable[[Line], None] = lambda line: None,
+) -> Audit:
+    """The audit of a causal language model in PyTorch: causality, origin, isolation, a long text.
+
+    Args:
+      model: a model of the transformers library or of its kind, on any device, in float32. Of a
+        model with memories of its own see `TorchMemoryProgram`; of any other one the lines that
+        need a read without writing are skipped.
+      config: how much is read; None: the defaults.
+      name: of the model, in the records.
+      data: text or facts that it was trained on, which say what it is asked; None: it is asked
+        nothing.
+      show: called with each line when it is ready.
+
+    Raises:
+      ImportError: torch is not installed.
+
+    Example:
+      >>> from fwpkm_jax.audit import audit_torch, failures
+      >>> failures(audit_torch(model).lines)  # doctest: +SKIP
+      []
+    """
+    config = config or AuditConfig()
+    program, answers = program_of(model), []
+    note = getattr(model.config, "fwpkm_jax", None)
+    ours = None if note is None else from_json(note["model"], ModelConfig, path="fwpkm_jax.model")
+    chunk = _CHUNK if ours is None else ours.fast_weight.chunk_size
+    rng = np.random.default_rng(0)
+    # Several chunks and a part of one.
+    shape = _ROWS, max(96, 4 * chunk) + chunk // 2 + 3
+    tokens = rng.integers(program.vocab_size, size=shape).astype(np.int32)
+
+    def lines() -> Iterator[Line]:
+        yield from torch_lines(program, tokens, chunk_sizes=[chunk])
+        try:
+            asked = questions_of(data, texts=config.texts, length=config.length, seed=0)
+            answers.extend(_answers(program, asked, run=name, model=ours, data=data))
+        except (NotImplementedError, ValueError, FileNotFoundError) as error:
+            yield refused("origin", "questions", error)
+        yield from origin_lines(answers)
+        text = rng.integers(program.vocab_size, size=config.tokens + 1)
+        finite, late = long_text(program, text.astype(np.int32), exact=program.exact)
+        yield late
+        yield finite
+
+    found: list[Line] = []
+    for line in lines():
+        show(line)
+        found.append(line)
+    return Audit(found, answers)
+
+
+def torch_lines(
+    program: TorchProgram, tokens: np.ndarray, *, chunk_sizes: Sequence[int]
+) -> Iterator[Line]:
+    """`program_lines` of a model in PyTorch, and those of saved and deleted memories."""
+    yield from program_lines(program, tokens, chunk_sizes=chunk_sizes, exact=program.exact)
+    if isinstance(program, TorchMemoryProgram):
+        for name, check in {"saved memory": _saved, "deleted memory": _deleted}.items():
+            yield attempt("isolation", name, partial(check, program, tokens))
+
+
+def _saved(program: TorchMemoryProgram, tokens: np.ndarray) -> Line:
+    """A memory in a file is the memory; what is read meanwhile is not in it."""
+    begin, read = _kept_and_more(program, tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        program.model.load_memory(begin.begin)
+        program.model.save_memory(Path(folder, "user.safetensors"))
+        never, state = read(begin)
+        further, _ = read(program.restart(state))
+        program.model.load_memory(Path(folder, "user.safetensors"))
+        back, _ = read(begin._replace(begin=program.model.memory_state()))
+    return forgotten("saved memory", back, never, further, what="loading what was saved before,")
+
+
+def _deleted(program: TorchMemoryProgram, tokens: np.ndarray) -> Line:
+    """After `forget`, a new text begins as if no memory had ever been written or loaded."""
+    new = program.start(*tokens.shape)
+    begin, read = _kept_and_more(program, tokens)
+    never, _ = read(new)
+    further, _ = read(begin)
+    back, _ = read(new)
+    return forgotten("deleted memory", back, never, further, what="forgetting a loaded memory,")
+
+
+def _kept_and_more(
+    program: TorchMemoryProgram, tokens: np.ndarray
+) -> tuple[TorchState, Callable[[TorchState], tuple[dict[str, Any], TorchState]]]:
+    """The memories alone behind half of a text, and what reads the other half behind a state."""
+    kept, more = np.array_split(tokens, 2, axis=1)
+    _, state = program.read(program.start(*tokens.shape), kept, write=True)
+
+    def read(state: TorchState) -> tuple[dict[str, Any], TorchState]:
+        logits, state = program.read(state, more, write=True)
+        return {"logits": logits, "memory": copied(program.memory(state))}, state
+
+    return program.restart(state), read
+
+
+def _answers(
+    program: TorchProgram,
+    questions: Questions,
+    *,
+    run: str,
+    model: ModelConfig | None,
+    data: AbstractDataConfig | None,
+) -> list[Answer]:
+    """What the model says under every condition; see `answers_to`."""
+    text = None if data is None else data.text
+    return answers_to(
+        program,
+        _conditions(program, questions),
+        questions,
+        run=run,
+        reach=None if model is None else attention_reach(model).stack,
+        is_written=lambda end, length: model is None or is_written(model, end, length),
+        tokenizer=None if text is None else load_tokenizer(text.tokenizer),
+    )
+
+
+def _conditions(program: TorchProgram, questions: Questions) -> Iterator[tuple[str, TorchState]]:
+    """The state in which each condition asks; see `origin.Condition`."""
+
+    def read(texts: np.ndarray, *, write: bool = True) -> TorchState:
+        return program.read(program.start(*texts.shape), texts, write=write)[1]
+
+    def without_reads(memories: list[Any]) -> list[Any]:
+        for one in memories:
+            one.values = one.values * 0
+        return memories
+
+    if not isinstance(program, TorchMemoryProgram):
+        raise NotImplementedError("the model cannot be asked without its cache.")
+    written = read(questions.texts)
+    yield "written, caches kept", written
+    yield "not stated", program.restart(read(questions.others))
+    yield "written", program.restart(written)
+    yield "reset", program.start(*questions.texts.shape)
+    yield "other memory", program.changed(written, lambda memories: memories[-1:] + memories[:-1])
+    yield "without reads", program.changed(written, without_reads)
+    frozen = read(questions.texts, write=False)
+    yield "frozen, caches kept", frozen
+    yield "frozen", program.restart(frozen)

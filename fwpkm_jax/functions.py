@@ -31,9 +31,10 @@ from fwpkm_jax.layers.memories.documents import within_documents
 from fwpkm_jax.literals import nearest
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
+from fwpkm_jax.rules.matrix.gated_deltanet import GatedDeltaNet
 from pallas_kernels import short_convolution as convolution
 from pallas_kernels.cross_entropy import row_cross_entropy
-from pallas_kernels.dispatch import Backend
+from pallas_kernels.dispatch import LIBRARIES, AnyBackend, Backend, Library, default_backend
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.slot_read import slot_read
@@ -51,7 +52,7 @@ def gated_delta_rule(
     initial_state: Float[Array, "batch heads key value"] | None = None,
     segment_ids: SegmentIds | None = None,
     scale: float | None = None,
-    backend: Backend = "auto",
+    backend: AnyBackend = "auto",
 ) -> GatedDeltaOutput:
     """What the queries read from a memory that decays and then writes each token's error.
 
@@ -66,7 +67,8 @@ def gated_delta_rule(
       initial_state: the memory before the first token; None: empty.
       segment_ids: documents, each of which starts from an empty memory; None: a row is one.
       scale: factor on the queries; None: `key ** -0.5`.
-      backend: "auto", "reference" or "pallas", see `pallas_kernels.dispatch`.
+      backend: "auto", "reference" or "pallas", see `pallas_kernels.dispatch`; or the kernels of
+        another package, "jla" or "deltanet_tpu", see `pallas_kernels.recurrence`.
 
     Returns:
       `output` `[batch, length, heads, value]` and `final_state` `[batch, heads, key, value]` after
@@ -74,6 +76,8 @@ def gated_delta_rule(
 
     Raises:
       ValueError: an array does not fit the others; the message names it.
+      ModuleNotFoundError: a package named as `backend` is not installed.
+      NotImplementedError: kernels asked for by name do not take these arrays.
 
     Example:
       >>> import jax.numpy as jnp
@@ -113,6 +117,7 @@ def matrix_memory(
     beta: Array | None = None,
     initial_state: Any = None,
     segment_ids: SegmentIds | None = None,
+    backend: Literal["auto", "reference"] | Library = "auto",
 ) -> RecurrenceOutput:
     """What the queries read from a matrix memory of any rule.
 
@@ -129,6 +134,8 @@ def matrix_memory(
         `value` behind; None for a rule without.
       initial_state: `final_state` of an earlier call; None: empty.
       segment_ids: documents, each of which starts from an empty memory; None: a row is one.
+      backend: "auto" and "reference", plain JAX but for the kernels of "gated_deltanet"; or the
+        kernels of another package, "jla" or "deltanet_tpu", see `pallas_kernels.recurrence`.
 
     Returns:
       `output` `[batch, length, heads, value]` and `final_state` after the last token that is no
@@ -136,6 +143,8 @@ def matrix_memory(
 
     Raises:
       ValueError: the rule is unknown, takes other gates than are given, or an array does not fit.
+      ModuleNotFoundError: a package named as `backend` is not installed.
+      NotImplementedError: it has no kernels for the rule, or they do not take these arrays.
 
     Example:
       >>> import jax.numpy as jnp
@@ -153,11 +162,20 @@ def matrix_memory(
             raise ValueError(f"rule={rule!r} is no matrix memory{nearest(rule, MATRIX_RULES)}.")
         rule = MATRIX_RULES[rule]()
     _check_memory_arguments(rule, q, k, v, g, beta, segment_ids)
-    tokens = Tokens(q, k, v, log_decay=g, strength=beta)
-    if segment_ids is None:
-        return rule.run(tokens, initial_state)
-    starts, real = _documents(segment_ids, initial_state)
-    return rule.run(rule.skip(tokens, real), initial_state, starts)
+    tokens, starts = Tokens(q, k, v, log_decay=g, strength=beta), None
+    if segment_ids is not None:
+        starts, real = _documents(segment_ids, initial_state)
+        tokens = rule.skip(tokens, real)
+    if backend == "auto":
+        return rule.run(tokens, initial_state, starts)
+    # Rules with a chunked form of their own would run it in plain JAX.
+    shared = (AbstractMatrixRule.chunked, GatedDeltaNet.chunked)
+    if backend in LIBRARIES and type(rule).chunked not in shared:
+        raise NotImplementedError(
+            f"{backend} has no kernels for {type(rule).__name__}; use 'auto'."
+        )
+    with default_backend(backend):
+        return rule.run(tokens, initial_state, starts)
 
 
 def _check_memory_arguments(rule: AbstractMatrixRule, q, k, v, g, beta, segment_ids) -> None:

@@ -32,7 +32,7 @@ def result_errors(
 
 def results_of(
     op: Callable[..., Any], arrays: dict[str, Any], *, fixed: Sequence[str] = ()
-) -> Callable[[dispatch.Backend], Any]:
+) -> Callable[[dispatch.AnyBackend], Any]:
     """A compiled function from a backend to the operation's results and cotangents.
 
     Args:
@@ -48,7 +48,7 @@ def results_of(
     others = {name: x for name, x in arrays.items() if name not in moving}
 
     @functools.partial(jax.jit, static_argnums=0)
-    def results(backend: dispatch.Backend, moving: Any, others: Any) -> Any:
+    def results(backend: dispatch.AnyBackend, moving: Any, others: Any) -> Any:
         outputs, pull = jax.vjp(lambda moving: op(**moving, **others, backend=backend), moving)
         return outputs, pull(outputs)
 

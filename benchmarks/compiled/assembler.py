@@ -23,12 +23,17 @@ def assembled(traced: Any) -> dict[str, dict[str, int]]:
 
     The assembler says nothing about a program that this process compiled before.
     """
+    return compiled_and_report(traced)[1]
+
+
+def compiled_and_report(traced: Any) -> tuple[Any, dict[str, dict[str, int]]]:
+    """The compiled function besides, for the device of its arguments."""
     # The assembler writes to the process's own output, not to Python's.
     with tempfile.TemporaryFile("w+") as file:
         with mock.patch.dict(os.environ, {_REPORT: "1"}), _into(file.fileno()):
-            traced.lower().compile()
+            compiled = traced.lower().compile()
         file.seek(0)
-        return reported(file.read())
+        return compiled, reported(file.read())
 
 
 def reported(text: str) -> dict[str, dict[str, int]]:

@@ -12,5 +12,6 @@ def get_config() -> Experiment:
     memory = replace(
         parent.model.fast_weight,
         rule=SDM(num_subkeys=32, value_dim=64, num_writes=8, num_reads=8, write_norm="unit"),
+        weight_by_gate=False,  # SDM projects the strength of a write by itself.
     )
     return replace(parent, model=replace(parent.model, fast_weight=memory), run_dir="runs/sdm")

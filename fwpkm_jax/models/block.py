@@ -154,7 +154,7 @@ class Block(nnx.Module):
         if layer is not None:
             if context.partition is not None:
                 layer = gathered(context.partition, layer, f"{self.path}/memory")
-            seen, _ = self._seen(x, None, context)
+            seen = x if self.memory_mixer is None else self._mixed(x, None, context)[0]
             y, memory, info = layer(
                 seen,
                 memory,
@@ -194,7 +194,9 @@ class Block(nnx.Module):
             assert pending is not None, "a stream of a memory layer carries its queue"
             if context.partition is not None:
                 layer = gathered(context.partition, layer, f"{self.path}/memory")
-            seen, memory_cache = self._seen(x, memory_cache, context)
+            seen = x
+            if self.memory_mixer is not None:
+                seen, memory_cache = self._mixed(x, memory_cache, context)
             y, memory, pending, info = layer.stream(
                 seen,
                 memory,
@@ -236,11 +238,11 @@ class Block(nnx.Module):
             return state._replace(pending=clear(state.pending))
         return state
 
-    def _seen(self, x: jax.Array, cache: Any, context: ForwardContext) -> tuple[jax.Array, Any]:
-        """What the memory reads, and the cache of its mixer."""
+    def _mixed(self, x: jax.Array, cache: Any, context: ForwardContext) -> tuple[jax.Array, Any]:
+        """What a memory with a mixer of its own reads, and the mixer's cache."""
         mixer, partition = self.memory_mixer, context.partition
-        if mixer is None or self.memory_mixer_norm is None:
-            return x, cache
+        assert mixer is not None
+        assert self.memory_mixer_norm is not None
         if partition is not None:
             mixer = gathered(partition, mixer, f"{self.path}/memory_mixer")
         y, cache = mixer(

@@ -29,7 +29,7 @@ from fwpkm_jax.core.slots.keys.addressing import (
 )
 from fwpkm_jax.core.slots.values.table import slot_read
 from fwpkm_jax.core.slots.write import SlotAccess
-from fwpkm_jax.literals import check_above_0, check_least, check_literals
+from fwpkm_jax.literals import Count, Positive, check_fields
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 
 _BLOCK = 64  # Tokens computed at once; changes speed, and results by rounding only.
@@ -49,10 +49,11 @@ class SDM(AbstractChunkRule):
         M[s[n]] <- M[s[n]] + k[n] b (v - sum of k[n] M[s[n]])
         y = sum of q[m] M[s[m]]                      the read slots, after the write
 
-    v is the token's value, and b, the strength of the write, is its write weight: the gate of a
-    memory layer. The product keys belong to the layer's map to queries, which gives the scores of
-    all rows and columns: of the slots to write, then of those to read, then the token's decay. The
-    heads of a token share table and value.
+    v is the token's value. The product keys belong to the layer's map to queries, which gives the
+    scores of all rows and columns: of the slots to write, then of those to read, then the logits of
+    decay and strength. g is minus their softplus; b is the sigmoid times the token's write weight,
+    which a memory layer takes from its gate unless `weight_by_gate` is off. The heads of a token
+    share table, value, decay and strength.
 
     Tokens write one after the other, so that the size of chunks does not matter. The tokens of a
     chunk of several sequences write in the order in which they lie in it; a memory layer takes one
@@ -64,23 +65,23 @@ class SDM(AbstractChunkRule):
       >>> import jax
       >>> from fwpkm_jax.rules import SDM
       >>> rule = SDM(num_subkeys=8, value_dim=6, num_writes=4, num_reads=4)
-      >>> rule.key_dim  # Scores of 8 rows and 8 columns, to write and to read, and a decay.
-      33
+      >>> rule.key_dim  # Scores of 8 rows and columns to write and to read, decay and strength.
+      34
       >>> rule.init(jax.random.key(0)).values.shape  # 8 x 8 slots, a row for each.
       (64, 6)
     """
 
-    num_subkeys: int = 256
+    num_subkeys: Count = 256
     """Rows, and columns, of slots; the memory has num_subkeys**2 slots."""
-    value_dim: int = 256
+    value_dim: Count = 256
     """Width of a slot's value."""
-    num_heads: int = 1
+    num_heads: Count = 1
     """Queries per token; all heads share the table."""
-    num_writes: int = 64
+    num_writes: Count = 64
     """Slots that each head of a token writes."""
-    num_reads: int = 64
+    num_reads: Count = 64
     """Slots that each head of a token reads."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Divides the scores of the chosen slots before the softmax."""
     write_norm: Literal["softmax", "unit"] = "softmax"
     """Write weights: softmax over the written slots, or that divided by its Euclidean norm, so that
@@ -90,13 +91,13 @@ class SDM(AbstractChunkRule):
     their write weights ("weighted"), or not at all."""
     decay_bias: float = -4.6
     """Added to the projected decay before softplus. -4.6: a write keeps 99 % of a slot at first."""
+    strength_bias: float = 0.0
+    """Added to the projected strength before the sigmoid. 0: a write corrects half at first."""
 
     reads_own_writes = True
 
     def __post_init__(self):
-        check_literals(self)
-        check_least(self, num_subkeys=1, value_dim=1, num_heads=1, num_writes=1, num_reads=1)
-        check_above_0(self, "temperature")
+        check_fields(self)
         for name in ("num_writes", "num_reads"):
             if getattr(self, name) > self.num_subkeys:
                 raise ValueError(
@@ -106,8 +107,8 @@ class SDM(AbstractChunkRule):
 
     @property
     def key_dim(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Width of a query: scores of rows and columns to write and to read, and a decay."""
-        return 4 * self.num_subkeys + 1
+        """Width of a query: scores of rows and columns to write and to read, decay, strength."""
+        return 4 * self.num_subkeys + 2
 
     @property
     def num_slots(self) -> int:
@@ -191,10 +192,10 @@ class SDM(AbstractChunkRule):
         if self.write_norm == "unit":
             squares = jnp.sum(write_weights**2, axis=(1, 2), keepdims=True)
             write_weights = write_weights * jax.lax.rsqrt(squares)
-        log_decay = jnp.zeros_like(chunk.counted)
+        steps, logits = jnp.mean(chunk.query[:, :, -2:], axis=1).T
+        log_decay = jnp.zeros_like(steps)
         if self.decay != "none":
-            steps = jnp.mean(chunk.query[:, :, -1], axis=-1) + self.decay_bias
-            log_decay = -chunk.counted * jax.nn.softplus(steps)
+            log_decay = -chunk.counted * jax.nn.softplus(steps + self.decay_bias)
         access = self._reads(chunk.query)
         written = DeltaTokens(
             write_ids=write_ids.reshape(tokens, -1),
@@ -206,7 +207,7 @@ class SDM(AbstractChunkRule):
             read_weights=access.slot_weights,
             values=jnp.where(chunk.counted[:, None] > 0, chunk.target, 0.0),
             log_decay=log_decay,
-            strength=chunk.write_weight,
+            strength=chunk.write_weight * jax.nn.sigmoid(logits + self.strength_bias),
         )
         return written, access
 

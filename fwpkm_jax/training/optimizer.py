@@ -191,7 +191,13 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
             direction = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
         else:
             muon = optax.chain(
-                optax.contrib.scale_by_muon(beta=b2, weight_dimension_numbers=_all_maps),
+                optax.contrib.scale_by_muon(
+                    beta=b2,
+                    # Every matrix maps its first axis to its second, as kernels of linear maps do.
+                    weight_dimension_numbers=lambda matrices: jax.tree.map(
+                        lambda _: optax.contrib.MuonDimensionNumbers(), matrices
+                    ),
+                ),
                 optax.stateless(_sized),
             )
             adam = optax.scale_by_adam(b1=b1, b2=b2, eps=config.eps)
@@ -286,11 +292,6 @@ def _by_muon(params: Any) -> Any:
         for own, x in zip(declared, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, labels)
-
-
-def _all_maps(matrices: Any) -> Any:
-    """Every matrix maps its first axis to its second, as the kernels of linear maps do."""
-    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), matrices)
 
 
 def _sized(updates: Any, params: Any) -> Any:

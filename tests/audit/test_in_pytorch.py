@@ -1,18 +1,25 @@
 """The audit of models in PyTorch: planted faults fail, exported and foreign models pass."""
 
 import dataclasses
+from functools import partial
 from importlib.util import find_spec
 from typing import get_args
 
 import numpy as np
 import pytest
 
-from fwpkm_jax.audit import AuditConfig, audit_torch, failures, origin_lines
-from fwpkm_jax.audit.in_pytorch import program_of, torch_lines
+from fwpkm_jax.audit import AuditConfig, audit_torch, failures, in_pytorch, origin_lines
+from fwpkm_jax.audit.in_pytorch import torch_lines
 from fwpkm_jax.audit.origin import Condition
+from fwpkm_jax.audit.torch_program import program_of
 from fwpkm_jax.cli import main
 from fwpkm_jax.data import RecallData
-from tests.interchange.exported_models import HYBRIDS, export, family_model
+from tests.interchange.exported_models import (
+    HYBRIDS,
+    export,
+    family_model,
+    loading_in_pytorch,
+)
 
 pytestmark = [
     pytest.mark.extras,
@@ -46,14 +53,6 @@ FOREIGN = {
 """By `model_type`, the least settings of models of the transformers library with a memory."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    import torch
-
-    torch.set_num_threads(1)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 def with_chunks(model):
     """The model, written after so few tokens that short rows hold several writes."""
     memory = dataclasses.replace(model.fast_weight, chunk_size=CHUNK)
@@ -65,6 +64,7 @@ def foreign(name):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     config = AutoConfig.for_model(name, **(SIZES | FOREIGN[name] | tokens))
@@ -73,20 +73,13 @@ def foreign(name):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The folder of a model with memories, and what loads it anew."""
-    from transformers import AutoModelForCausalLM
-
+    """What loads a model with memories anew; `folder` is where it lies."""
     folder = tmp_path_factory.mktemp("exported")
     export(with_chunks(family_model("qwen2")), folder)
-    place = str(tmp_path_factory.mktemp("programs"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", place)
-
-        def load():
-            return AutoModelForCausalLM.from_pretrained(folder / "out", trust_remote_code=True)
-
-        load.folder = folder / "out"
-        yield load
+    with loading_in_pytorch(tmp_path_factory.mktemp("programs")) as load:
+        anew = partial(load, folder / "out")
+        anew.folder = folder / "out"
+        yield anew
 
 
 def verdicts(model):
@@ -246,19 +239,18 @@ def test_models_of_the_transformers_library_pass(name):
 
 
 @pytest.mark.parametrize("name", [*HYBRIDS, "qwen3", "qwen3_5_moe", "gemma3"])
-def test_exported_folders_pass(name, tmp_path, monkeypatch):
-    from transformers import AutoModelForCausalLM
-
-    place = str(tmp_path / "programs")
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", place)
-    export(with_chunks(HYBRIDS[name] if name in HYBRIDS else family_model(name)), tmp_path)
-    found = verdicts(AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True))
+def test_exported_folders_pass(name, tmp_path):
+    model = HYBRIDS[name] if name in HYBRIDS else family_model(name)
+    export(with_chunks(model), tmp_path)
+    with loading_in_pytorch(tmp_path / "programs") as load:
+        found = verdicts(load(tmp_path / "out"))
     assert {*found.values()} == {"pass"}, found
 
 
-def test_the_command_audits_a_folder_and_writes_a_bundle(exported, tmp_path, capsys):
+def test_the_command_audits_a_folder_and_writes_a_bundle(exported, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(in_pytorch, "_ROWS", 2)
     out = tmp_path / "audit"
-    command = ["audit", "--torch", str(exported.folder), "--out", str(out), "--tokens", "100"]
+    command = ["audit", "--torch", str(exported.folder), "--out", str(out), "--tokens", "64"]
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "isolation, deleted memory" in said
@@ -269,7 +261,8 @@ def test_the_command_audits_a_folder_and_writes_a_bundle(exported, tmp_path, cap
     assert "name one RUN, or --torch FOLDER" in capsys.readouterr().err
 
 
-def test_a_model_in_pytorch_is_asked_under_every_condition(exported):
+def test_a_model_in_pytorch_is_asked_under_every_condition(exported, monkeypatch):
+    monkeypatch.setattr(in_pytorch, "_ROWS", 2)
     few = AuditConfig(texts=3, tokens=64)
     answers = audit_torch(exported(), few, data=FACTS).answers
     assert {one.condition for one in answers} == {*get_args(Condition)}

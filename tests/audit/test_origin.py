@@ -74,7 +74,7 @@ def test_needles_in_text_are_trainings_own_sentence(subject, tmp_path):
 
 
 def test_data_that_state_nothing_are_refused(subject):
-    with pytest.raises(ValueError, match="NoneType states no facts that can be asked for"):
+    with pytest.raises(ValueError, match="no data are known that say what the model can be asked"):
         questions_of(subject.data, texts=2, length=None, seed=subject.seed)
 
 

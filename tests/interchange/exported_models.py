@@ -1,12 +1,17 @@
 """Small models with memories as folders for PyTorch, and what this package computes with them."""
 
+import contextlib
 import dataclasses
 import json
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from fwpkm_jax import FastWeightConfig, FwPKM, load_config
@@ -92,6 +97,29 @@ def export(model: ModelConfig, folder: Path) -> Weights:
     start_run(experiment, weights)
     export_model(folder / "run", folder / "out", say=lambda _: None)
     return weights
+
+
+@contextlib.contextmanager
+def loading_in_pytorch(place: Path) -> Iterator[Callable[..., Any]]:
+    """What loads a folder as its card says; its programs go into `place` while this lasts."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+
+    def loaded(folder, **options):
+        options = {"dtype": torch.float32, **options}
+        return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(place))
+        # Programs that another test has loaded lie in another place.
+        others = [path for path in sys.path if not Path(path, "transformers_modules").exists()]
+        patch.setattr(sys, "path", others)
+        for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+            patch.delitem(sys.modules, name)
+        yield loaded
 
 
 def streamed(model: ModelConfig, weights: Weights, tokens, mask, *, groups: int, wide=False):

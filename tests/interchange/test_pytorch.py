@@ -4,9 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -27,6 +25,7 @@ from tests.interchange.exported_models import (
     VOCAB,
     export,
     family_model,
+    loading_in_pytorch,
     streamed,
 )
 from tests.interchange.make_families import MODELS
@@ -68,25 +67,7 @@ def exports(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """Loads a folder as its card says; the programs go into one place while this module runs."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(1)
-
-    def loaded(folder, **options):
-        options = {"dtype": torch.float32, **options}
-        return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
-
-    place = str(tmp_path_factory.mktemp("programs"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", place)
-        # Programs that another test has loaded lie in another place.
-        others = [path for path in sys.path if not Path(path, "transformers_modules").exists()]
-        patch.setattr(sys, "path", others)
-        for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
-            patch.delitem(sys.modules, name)
+    with loading_in_pytorch(tmp_path_factory.mktemp("programs")) as loaded:
         yield loaded
 
 

@@ -26,7 +26,7 @@ def test_a_write_of_full_strength_replaces_what_the_token_reads_where_it_writes(
     rule = dataclasses.replace(RULE, write_norm="unit", num_reads=2, num_heads=1)
     scores = np.random.default_rng(0).normal(size=(1, 1, 2, 4))
     query = np.concatenate([scores, scores], axis=-2).reshape(1, 1, -1)
-    query = jnp.asarray(np.append(query, np.zeros((1, 1, 1)), axis=-1))
+    query = jnp.asarray(np.append(query, [[[0.0, 40.0]]], axis=-1))
     value = jnp.arange(3.0)[None]
     memory = rule.init(jax.random.key(0))
     memory = memory._replace(values=1.0 + jnp.zeros(memory.values.shape, jnp.float64))

@@ -1,5 +1,6 @@
 """Composition of the parts of a sequence: each device's summary after those before it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,10 +26,6 @@ def parts_before(part: Any, join: Callable[[Any, Any], Any], *, axis: SequenceAx
         earlier = axis.shift(part, by=reach)
         joined = join(earlier, part)
         # Devices up to `reach` already have all parts before them.
-        part = _choose(axis.index > reach, joined, part)
+        part = jax.tree.map(functools.partial(jnp.where, axis.index > reach), joined, part)
         reach *= 2
     return part
-
-
-def _choose(condition: jax.Array, tree: Any, other: Any) -> Any:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), tree, other)

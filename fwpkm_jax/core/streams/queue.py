@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunks import Memory, map_groups, map_memories, map_unshared
 from fwpkm_jax.core.documents import document_numbers
-from fwpkm_jax.core.streams.cuts import in_chunks
+from fwpkm_jax.core.streams.cuts import in_chunks, take_tokens
 from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 from fwpkm_jax.core.streams.pending import ChunkSize, NewDocuments, Pending, Tokens
 
@@ -267,7 +267,7 @@ def _emptied(pending: Pending) -> Pending:
 def _from(x: jax.Array, first: Int[Array, " groups"]) -> jax.Array:
     """Each group's tokens from its first on; the last one repeated."""
     at = first[:, None] + jnp.arange(x.shape[2], dtype=jnp.int32)[None]
-    return jax.vmap(lambda x, at: jnp.take(x, at, axis=1, mode="clip"))(x, at)
+    return take_tokens(x, at)
 
 
 def computed_after(x: Float[Array, "..."], number: Int[Array, "*n"]) -> Int[Array, "*n"]:

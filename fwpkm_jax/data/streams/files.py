@@ -217,9 +217,12 @@ def _local_files(name: str) -> list[AbstractDataFile]:
     found = [str(x) for x in root.rglob("*") if x.is_file() and is_named(str(x), str(path))]
     if not found and not path.exists():
         prepared = path.suffix == ".bin"
-        way_out = ", or write it with `python -m fwpkm_jax.data.prepare`" if prepared else ""
+        way_out = (
+            ", or write it: docs/howto/data.md has the commands for the paper's files (`python -m "
+            "fwpkm_jax.data.prepare`) and for ids of your own"
+        )
         raise FileNotFoundError(
-            f"There is no file or folder {path.absolute()}; check the path{way_out}."
+            f"There is no file or folder {path.absolute()}; check the path{way_out * prepared}."
         )
     return chosen({below(x, str(root)): LocalFile(x, Path(x)) for x in found}, str(path))
 

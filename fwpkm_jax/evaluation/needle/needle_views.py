@@ -153,7 +153,8 @@ def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path
             if not np.isnan(right):
                 axes.text(column, row, f"{right:.2f}", ha="center", va="center", fontsize=7.5,
                           color="white" if right > 0.6 else style.TEXT)  # fmt: skip
-        axes.set_xticks(range(len(lengths)), [_short(words) for words in lengths])
+        short = [f"{words}" if words < 1000 else f"{words / 1000:g}K" for words in lengths]
+        axes.set_xticks(range(len(lengths)), short)
         axes.set_yticks(np.arange(DEPTH_BINS + 1) - 0.5, [str(10 * n) for n in range(11)])
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0, labelsize=8.5, colors=style.TEXT)
@@ -167,11 +168,6 @@ def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     bar.ax.tick_params(length=0, labelsize=8.5, colors=style.TEXT)
     return style.save_figure(figure, path)
-
-
-def _short(words: int) -> str:
-    """A short label such as 700 or 4K."""
-    return f"{words}" if words < 1000 else f"{words / 1000:g}K"
 
 
 def _shade(order: int, number: int) -> str:

@@ -19,6 +19,7 @@ from fwpkm_jax.core.documents import document_numbers, document_positions, same_
 from fwpkm_jax.core.sequence.axis import SequenceAxis, positions_of_part
 from fwpkm_jax.core.sequence.halo import halo_exchange
 from fwpkm_jax.core.sequence.sequential import sequential_pass
+from fwpkm_jax.core.streams.cuts import select
 from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 from fwpkm_jax.core.streams.pending import Signals
 from fwpkm_jax.core.streams.streaming import read_sequences
@@ -217,9 +218,7 @@ def _read_rows(
         after, read = map_memories(step, memory, query, target, weights)
         if rows.ends is not None:
             written = (count == chunk_size) | rows.ends
-            after = jax.vmap(lambda flag, *x: jax.tree.map(lambda a, b: jnp.where(flag, a, b), *x))(
-                written, after, memory
-            )
+            after = select(written, after, memory)
         return after, jax.tree.map(lambda x: x[:, None], read)
 
     memory, read = in_documents(

@@ -491,6 +491,7 @@ class FastWeight(nnx.Module):
             sizes={"model": self.query_proj.in_features},
         )
         check_memory(self.config.rule, memory, groups=True)
-        check_sequences(self.config.rule, memory, sizes["batch"])
+        if self.config.rule.reads_own_writes:
+            check_sequences(self.config.rule, memory, sizes["batch"])
         if pending is not None:
             check_pending(pending, memory, batch=sizes["batch"])

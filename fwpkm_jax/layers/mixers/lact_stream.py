@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.chunks import map_groups, merge_groups
+from fwpkm_jax.core.streams.cuts import select
 from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 from fwpkm_jax.core.streams.pending import Pending, init_pending
 from fwpkm_jax.core.streams.queue import push
@@ -93,11 +94,7 @@ def read_documents(
         full = count == chunk_size
 
         def write() -> LaCTMemory:
-            return jax.tree.map(
-                lambda new, old: jnp.where(full.reshape(-1, *[1] * (old.ndim - 1)), new, old),
-                _write(rule, memory, piece),
-                memory,
-            )
+            return select(full, _write(rule, memory, piece), memory)
 
         return jax.lax.cond(jnp.any(full), write, lambda: memory), _read(rule, memory, piece)
 

@@ -14,7 +14,7 @@ from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.numerics import compute_dtype, rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer, sigmoid_bias
-from fwpkm_jax.core.streams.cuts import in_chunks
+from fwpkm_jax.core.streams.cuts import in_chunks, select
 from fwpkm_jax.core.streams.pending import Pending, init_pending
 from fwpkm_jax.core.streams.queue import append, drop
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
@@ -241,19 +241,11 @@ class Titans(AbstractMixer):
         base = cache.base
         if chunk is not None:
             ends = position % chunk == 0
-
-            def at_ends(new: TitansNetwork, old: TitansNetwork) -> TitansNetwork:
-                return jax.tree.map(
-                    lambda new, old: jnp.where(ends.reshape(-1, *[1] * (old.ndim - 1)), new, old),
-                    new,
-                    old,
-                )
-
             if self.step_factor is not None:
                 # Within a chunk the cache keeps the sum of its steps.
                 whole = self._with_factors(base, memory, jnp.full_like(position, chunk // size))
-                memory = memory._replace(weights=at_ends(whole.weights, memory.weights))
-            base = at_ends(memory.weights, base)
+                memory = memory._replace(weights=select(ends, whole.weights, memory.weights))
+            base = select(ends, memory.weights, base)
         # Complete writes leave the queue; the rest waits for tokens to come.
         left = drop(queue, total // size * size, size)
         return TitansCache(left, position, base, memory), self.merge(x[:, 0], read)[:, None]

@@ -15,11 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.checks import check_arrays, check_tree
 from fwpkm_jax.core.numerics import compute_dtype
-from fwpkm_jax.core.recurrence.linear_recurrence import (
-    RecurrenceOutput,
-    chunk_recurrence,
-    scan_tokens,
-)
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, scan_tokens
 from fwpkm_jax.core.recurrence.transition import (
     Fading,
     Mixing,
@@ -33,6 +29,7 @@ from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.literals import Checked, Count
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 from fwpkm_jax.rules.matrix.gates import GateInputs, LearnedGates
+from pallas_kernels.recurrence import linear_recurrence
 
 Starts = Bool[Array, "batch length"] | None
 State = Any  # A matrix `[key, value]` per sequence and head, or a pytree around one.
@@ -172,7 +169,7 @@ class AbstractMatrixRule(Checked, abc.ABC):
         A rule whose own `chunked` has no argument `starts` refuses rows of several documents.
         """
         tokens = self.recurrence_inputs(tokens)
-        out = chunk_recurrence(
+        out = linear_recurrence(
             tokens.query,
             tokens.key,
             tokens.value,

@@ -6,6 +6,7 @@ A checkpoint is a directory `checkpoints/STEP` with the items `params`, `optimiz
 
 import contextlib
 import logging
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,9 +233,11 @@ class Checkpoints:
         elif self._config.memories == "first" and "memory" in sizes:
             sizes["memory"] //= jax.tree.leaves(abstract.memory)[0].shape[0]
         parts = ", ".join(f"{name} {readable(size)}" for name, size in sizes.items())
+        free = shutil.disk_usage(self.directory).free
         return (
             f"A checkpoint takes {readable(sum(sizes.values()))} ({parts}); up to "
-            f"{self._config.keep + 1} are kept in {self.directory}."
+            f"{self._config.keep + 1} are kept in {self.directory}, where {readable(free)} are "
+            "free."
         )
 
     def wait(self) -> None:

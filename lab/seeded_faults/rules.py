@@ -166,14 +166,14 @@ FAULTS = (
     ),
     Fault(
         "Falcon-3: errors of a token's writes are taken one after the other",
-        "            together=True,\n",
-        "",
+        "beta=Together(writes(share)) if self.delta else None",
+        "beta=writes(share) if self.delta else None",
         _MATRIX,
     ),
     Fault(
         "in-place TTT: pairs of the piece before count twice",
         "jnp.where(earlier, self.targets(new), self.targets(new + known))",
         "self.targets(new + known)",
-        ("tests/layers/mixers/test_in_place.py", "tests/layers/mixers/test_contract.py"),
+        ("tests/layers/mixers/test_in_place.py",),
     ),
 )

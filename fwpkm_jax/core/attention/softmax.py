@@ -53,7 +53,6 @@ def token_positions(
     Args:
       starts: first tokens of documents, before packing; None: a row is one, without a number.
       packing: of the padding, or None.
-      shape: batch and length.
       first: position of the first token if it starts no document; None: 0.
       begin: position of each document's first token.
     """
@@ -291,7 +290,6 @@ def attend_causally(
       key: of earlier tokens, then of the queries' own. Of more than two windows of queries there
         are `window` earlier ones, as `blockwise_attention` takes them.
       value: as `key`.
-      positions: of the queries.
       key_positions: as in `masked_attention`.
       window: as in `masked_attention`.
       persistent: keys and values of tokens before every document.

@@ -128,7 +128,6 @@ def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Sche
     """The learning rate by step: linear warm-up, decay to `final_fraction`, then constant.
 
     Args:
-      config: the optimiser's configuration.
       steps: length of the run; the decay ends there unless `config.decay_steps` is set.
 
     If the decay would end within the warm-up, there is no decay.

@@ -89,7 +89,6 @@ def select_chunk(
       offsets: the keys' squared norms for `idw`, zeros for `dot`, `[codebooks, subkeys]`.
       ids: ref of the results of all chunks, `[chunks, codebooks, top_k, tokens]`.
       scores: ref of their scores, like `ids`.
-      score: the scoring function.
     """
     operands = (queries, chunk, *key_terms(terms), offsets, ids, scores)
     _launch(*operands, out_type=(), top_k=ids.shape[2], score=score)

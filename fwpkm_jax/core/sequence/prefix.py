@@ -18,7 +18,6 @@ def parts_before(part: Any, join: Callable[[Any, Any], Any], *, axis: SequenceAx
     Args:
       part: this device's summary, a pytree of arrays.
       join: associative; the summary of two neighbours, the earlier one first.
-      axis: over which the sequence lies.
     """
     part = axis.shift(part)  # Now device i has what part i - 1 does.
     reach = 1

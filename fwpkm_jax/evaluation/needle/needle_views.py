@@ -78,7 +78,6 @@ def _stacked_bars(axes: "Axes", bars: Mapping[str, Sequence[Record]]) -> None:
     """Draws a bar for each name; its levels are the shares after each number of readings.
 
     Args:
-      axes: axes to draw on.
       bars: rows of `results.runs` of one model and length, by the bar's label.
     """
     readings = sorted({run["readings"] for runs in bars.values() for run in runs})

@@ -278,7 +278,6 @@ def _read_stored(path: Any, wanted: Mapping[str, Any], any_groups: bool) -> dict
     Uses Orbax's handlers: unlike its checkpointers, they do not wait for other processes.
 
     Args:
-      path: of the item.
       wanted: see `read_arrays`.
       any_groups: the first axis, that of memories, may have another size.
     """

@@ -33,15 +33,10 @@ def row_cross_entropy(
         are undefined.
       weights: `[tokens]`, in the dtype of the logits.
       dtype: of the gradient; for the kernel float32 or bfloat16.
-      backend: "auto", "reference" or "pallas".
+      backend: as of `dispatch.Operation.choose`, errors included.
 
     Returns:
       Losses `[tokens]` and gradient `[tokens, vocab]`.
-
-    Raises:
-      ValueError: `backend="pallas"` on a platform without a kernel.
-      NotImplementedError: `backend="pallas"` with a vocabulary or dtypes that the kernel does not
-        take.
     """
     chosen = CROSS_ENTROPY.choose(backend, logits, labels, weights, jnp.dtype(dtype))
     if chosen == "reference":

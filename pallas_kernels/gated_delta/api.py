@@ -58,17 +58,15 @@ def chunk_gated_delta_rule(
       scale: factor on the queries; None: `key ** -0.5`.
       chunk_size: tokens per chunk of the reference; kernels always use 64. It changes results only
         by rounding.
-      backend: "auto", "reference", "pallas", or the kernels of another package, "jla" or
-        "deltanet_tpu", see `pallas_kernels.recurrence.linear_recurrence`.
+      backend: as of `dispatch.Operation.choose`, errors included; or the kernels of another
+        package, "jla" or "deltanet_tpu", see `pallas_kernels.recurrence.linear_recurrence`.
 
     Returns:
       Output `[batch, length, heads, value]` and final memory `[batch, heads, key, value]`.
 
     Raises:
-      ValueError: `chunk_size` is not positive, or `backend="pallas"` without a kernel for the
-        platform.
+      ValueError: `chunk_size` is not positive.
       ModuleNotFoundError: a package named as `backend` is not installed.
-      NotImplementedError: kernels asked for by name do not take these arrays.
     """
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")

@@ -55,14 +55,13 @@ def slot_read(
       weights: `[tokens, places]` float32.
       target: `[tokens, value]` float32, or None.
       write_weight: `[tokens]` float32; given with `target` only.
-      backend: "auto", "reference" or "pallas".
+      backend: as of `dispatch.Operation.choose`, errors included.
 
     Returns:
       `output` `[tokens, value]` and `errors` `[tokens, value]`; `errors` is None without targets.
 
     Raises:
-      ValueError: only one of `target` and `write_weight` is given, or the platform has no kernel.
-      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
+      ValueError: only one of `target` and `write_weight` is given.
     """
     if (target is None) != (write_weight is None):
         raise ValueError("target and write_weight go together: pass both or neither.")
@@ -91,11 +90,7 @@ def slot_dot(
       values: `[slots, value]` float32, on a GPU also bfloat16; value a multiple of 128.
       slot_ids: `[tokens, places]` int32, as in `slot_read`.
       vectors: `[tokens, value]` float32.
-      backend: "auto", "reference" or "pallas".
-
-    Raises:
-      ValueError: `backend="pallas"` on a platform without a kernel.
-      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
+      backend: as of `dispatch.Operation.choose`, errors included.
     """
     chex.assert_equal_shape_prefix([slot_ids, vectors], 1)
     chosen = SLOT_DOT.choose(backend, values, vectors)

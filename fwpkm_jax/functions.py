@@ -26,6 +26,9 @@ from fwpkm_jax.core.documents import (
 from fwpkm_jax.core.recurrence.gated_delta import GatedDeltaOutput
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.core.sequence.convolution import convolution_inputs
+from fwpkm_jax.core.slots.delta import chunks as delta_chunks
+from fwpkm_jax.core.slots.delta.definition import Decay, DeltaOutput, DeltaTokens
+from fwpkm_jax.core.slots.delta.documents import sparse_delta_in_documents
 from fwpkm_jax.core.slots.keys.addressing import Normalization, Score
 from fwpkm_jax.layers.memories.documents import within_documents
 from fwpkm_jax.literals import nearest
@@ -354,6 +357,82 @@ def fwpkm(
     return FwPKMResult(out.output, out.memory.keys, out.memory.values)
 
 
+def sparse_delta(
+    table: Float[Array, "batch slots value"],
+    write_ids: Int[Array, "batch length writes"],
+    write_weights: Float[Array, "batch length writes"],
+    read_ids: Int[Array, "batch length reads"],
+    read_weights: Float[Array, "batch length reads"],
+    v: Float[Array, "batch length value"],
+    g: Float[Array, "batch length"],
+    beta: Float[Array, "batch length"],
+    *,
+    decay: Decay = "slot",
+    segment_ids: SegmentIds | None = None,
+    chunk_size: int = 64,
+) -> DeltaOutput:
+    """A table of slots of which each token writes a few by the gated delta rule, then reads a few.
+
+        M[s] = exp(g) M[s];  r = sum of k[n] M[s[n]]
+        M[s[n]] += k[n] beta (v - r);  y = sum of q[m] M[s[m]]
+
+    Slots may occur more than once, within a token and among tokens; their weights then add up, and
+    a slot decays once for each token that writes it. An id outside the table makes the row NaN.
+
+    Args:
+      table: M before the first token, a table for each row.
+      write_ids: slots that each token writes.
+      write_weights: k, of Euclidean norm at most 1, or the table may grow without bound.
+      read_ids: slots that each token reads.
+      read_weights: q.
+      v: values.
+      g: log of the share that the written slots keep, at most 0.
+      beta: write strength.
+      decay: "slot", or "weighted" for a decay of `exp(g k[n])`.
+      segment_ids: documents; the first goes on with `table`, every other starts from a table of
+        zeros; padding changes nothing. None: a row is one document.
+      chunk_size: tokens computed at once; changes speed, and results by rounding.
+
+    Returns:
+      `table` after the last token, and `output` `[batch, length, value]`.
+
+    Raises:
+      ValueError: an array does not fit the others; the message names it.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fwpkm_jax.functions import sparse_delta
+      >>> slot, one = jnp.array([[[5], [2], [5]]]), jnp.ones((1, 3, 1))
+      >>> v, beta = jnp.array([[[1.0, 2], [3, 4], [5, 6]]]), jnp.ones((1, 3))
+      >>> out = sparse_delta(jnp.zeros((1, 8, 2)), slot, one, slot, one, v, 0 * beta, beta)
+      >>> out.output[0].tolist()  # Each token reads the slot that it has written.
+      [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+
+    References: Cabannes et al. 2026, arXiv:2607.07386.
+    """
+    check_arrays(
+        table=(table, "float batch slots value"),
+        write_ids=(write_ids, "int batch length writes"),
+        write_weights=(write_weights, "float batch length writes"),
+        read_ids=(read_ids, "int batch length reads"),
+        read_weights=(read_weights, "float batch length reads"),
+        v=(v, "float batch length value"),
+        g=(g, "float batch length"),
+        beta=(beta, "float batch length"),
+        segment_ids=(segment_ids, "int batch length"),
+    )
+    starts = None
+    if segment_ids is not None:
+        starts, real = _documents(segment_ids, table)
+        g, beta = (jnp.where(real, x, 0) for x in (g, beta))
+    written = _inside(table, write_ids, write_weights)
+    tokens = DeltaTokens(*written, *_inside(table, read_ids, read_weights), v, g, beta)
+    how: dict[str, Any] = {"decay": decay, "chunk_size": chunk_size}
+    if starts is None:
+        return delta_chunks.sparse_delta(table, tokens, **how)
+    return sparse_delta_in_documents(table, tokens, starts, fresh=jnp.zeros_like(table), **how)
+
+
 def linear_cross_entropy(
     x: Float[Array, "*tokens model"],
     head: Float[Array, "model vocab"],
@@ -494,6 +573,12 @@ def _documents(
     if state is not None:
         starts = starts & (document_numbers(starts) > 1)
     return starts, real
+
+
+def _inside(table: Any, ids: Any, weights: Any) -> tuple[Array, Array]:
+    """Ids that lie in the table, and the weights, NaN where they did not."""
+    inside = (ids >= 0) & (ids < table.shape[1])
+    return jnp.where(inside, ids, 0), jnp.where(inside, weights, jnp.nan)
 
 
 def _check_table(keys: Any, values: Any) -> dict[str, int]:

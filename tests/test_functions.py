@@ -12,6 +12,7 @@ import pytest
 from fwpkm_jax import FwPKM, functions
 from fwpkm_jax.core.recurrence.gated_delta import recurrent_gated_delta_rule
 from fwpkm_jax.core.slots.definition import read_and_write
+from fwpkm_jax.core.slots.delta.definition import DeltaTokens, write_and_read
 from fwpkm_jax.core.slots.keys.addressing import sub_key_scores
 from fwpkm_jax.core.slots.write import SlotChunk
 from fwpkm_jax.rules.matrix import MATRIX_RULES
@@ -390,3 +391,44 @@ def test_what_does_not_fit_is_named():
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def sparse_tokens(length, *, slots=7, writes=3, reads=2, value=4):
+    """Tables and tokens of two rows, after names of `functions.sparse_delta`."""
+    ids = np.random.default_rng(8).integers(0, slots, (2, length, writes + reads))
+    weights = jax.nn.softmax(drawn(2, length, writes + reads, seed=5), axis=-1)
+    return {
+        "table": drawn(2, slots, value, seed=6),
+        "write_ids": jnp.asarray(ids[..., :writes]),
+        "write_weights": weights[..., :writes],
+        "read_ids": jnp.asarray(ids[..., writes:]),
+        "read_weights": weights[..., writes:],
+        "v": drawn(2, length, value, seed=2),
+        "g": -jnp.abs(drawn(2, length, seed=3)),
+        "beta": jax.nn.sigmoid(drawn(2, length, seed=4)),
+    }
+
+
+def test_sparse_delta_writes_and_reads_its_slots_and_starts_documents_from_zeros():
+    given = sparse_tokens(9)
+    table = given.pop("table")
+    alone = jax.vmap(lambda table, given: write_and_read(table, DeltaTokens(*given)))
+    expected = alone(table, tuple(given.values()))
+    out = functions.sparse_delta(table, **given, chunk_size=4)
+    np.testing.assert_allclose(out.output, expected.output, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(out.table, expected.table, rtol=0, atol=1e-12)
+
+    ids = jnp.asarray([[1, 1, 1, 2, 2, 2, 2, 0, 0]] * 2)
+    packed = functions.sparse_delta(table, **given, segment_ids=ids, chunk_size=4)
+    for part, start in ((slice(3), table), (slice(3, 7), 0 * table)):
+        piece = alone(start, tuple(x[:, part] for x in given.values()))
+        np.testing.assert_allclose(packed.output[:, part], piece.output, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(packed.table, piece.table, rtol=0, atol=1e-12)
+
+
+def test_an_id_outside_the_table_spoils_its_own_row_alone():
+    given = sparse_tokens(4)
+    given["write_ids"] = given["write_ids"].at[0, 1, 0].set(7)
+    out = functions.sparse_delta(**given)
+    assert np.isnan(out.table[0]).any()
+    assert np.isfinite(out.table[1]).all()

@@ -46,6 +46,7 @@ _OURS = {
     "falcon3": f"{_MATRIX}.falcon_windows:Falcon3",
     "falcon3a": f"{_MATRIX}.falcon_windows:Falcon3A",
     "mamba3": f"{_MATRIX}.mamba3:Mamba3",
+    "sdm_heads": f"{_MATRIX}.sdm_heads:SDMHeads",
 }
 
 

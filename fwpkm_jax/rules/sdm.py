@@ -19,14 +19,10 @@ from fwpkm_jax.core.chunks import (
     from_chunks,
     to_chunks,
 )
+from fwpkm_jax.core.slots.delta.addressing import best_slots, unit
 from fwpkm_jax.core.slots.delta.chunks import sparse_delta
 from fwpkm_jax.core.slots.delta.definition import Decay, DeltaTokens, write_and_read
-from fwpkm_jax.core.slots.keys.addressing import (
-    SubKeyChoice,
-    best_pairs,
-    slot_weights,
-    top_k_ids,
-)
+from fwpkm_jax.core.slots.keys.addressing import slot_weights
 from fwpkm_jax.core.slots.values.table import slot_read
 from fwpkm_jax.core.slots.write import SlotAccess
 from fwpkm_jax.literals import Count, Positive, check_fields
@@ -141,7 +137,7 @@ class SDM(AbstractChunkRule):
 
     def address(self, memory: SDMMemory, query: Queries) -> tuple[jax.Array, jax.Array]:
         scores = _scores(query.astype(memory.values.dtype), self.num_subkeys)[1]
-        slot_ids, slot_scores = _best_slots(scores, self.num_reads)
+        slot_ids, slot_scores = best_slots(scores, self.num_reads)
         return slot_ids.reshape(len(query), -1), slot_scores.reshape(len(query), -1)
 
     def step(self, memory: SDMMemory, chunk: Chunk) -> StepOutput:
@@ -187,11 +183,11 @@ class SDM(AbstractChunkRule):
     def _tokens(self, chunk: Chunk) -> tuple[DeltaTokens, SlotAccess]:
         """What tokens write and read, and where they read, leaves `[tokens, ...]`."""
         (scores, _), tokens = _scores(chunk.query, self.num_subkeys), len(chunk.query)
-        write_ids, write_scores = _best_slots(scores, self.num_writes)
+        write_ids, write_scores = best_slots(scores, self.num_writes)
         write_weights = slot_weights(write_scores, temperature=self.temperature)
+        write_weights = write_weights.reshape(tokens, -1)
         if self.write_norm == "unit":
-            squares = jnp.sum(write_weights**2, axis=(1, 2), keepdims=True)
-            write_weights = write_weights * jax.lax.rsqrt(squares)
+            write_weights = unit(write_weights)
         steps, logits = jnp.mean(chunk.query[:, :, -2:], axis=1).T
         log_decay = jnp.zeros_like(steps)
         if self.decay != "none":
@@ -200,9 +196,7 @@ class SDM(AbstractChunkRule):
         written = DeltaTokens(
             write_ids=write_ids.reshape(tokens, -1),
             # Tokens without a weight, such as padding, write nothing, whatever their value is.
-            write_weights=jnp.where(
-                chunk.counted[:, None] > 0, write_weights.reshape(tokens, -1), 0.0
-            ),
+            write_weights=jnp.where(chunk.counted[:, None] > 0, write_weights, 0.0),
             read_ids=access.slot_ids,
             read_weights=access.slot_weights,
             values=jnp.where(chunk.counted[:, None] > 0, chunk.target, 0.0),
@@ -212,7 +206,7 @@ class SDM(AbstractChunkRule):
         return written, access
 
     def _reads(self, query: Queries) -> SlotAccess:
-        slot_ids, scores = _best_slots(_scores(query, self.num_subkeys)[1], self.num_reads)
+        slot_ids, scores = best_slots(_scores(query, self.num_subkeys)[1], self.num_reads)
         weights = slot_weights(scores, temperature=self.temperature)
         return SlotAccess(slot_ids.reshape(len(query), -1), weights.reshape(len(query), -1))
 
@@ -223,11 +217,3 @@ def _scores(
     """Scores of rows and columns: of the slots to write, and of those to read."""
     scores = query[..., : 4 * num_subkeys].reshape(*query.shape[:2], 2, 2, num_subkeys)
     return scores[:, :, 0], scores[:, :, 1]
-
-
-def _best_slots(scores: Float[Array, "tokens heads 2 subkeys"], number: int) -> tuple[Array, Array]:
-    """The slots of the largest sums of a row's and a column's score, `[tokens, heads, number]`."""
-    # Tokens last: the order in which a CPU finds the best.
-    ids = jnp.moveaxis(top_k_ids(jnp.moveaxis(scores, 0, -1), number), -1, 0)
-    best = jnp.take_along_axis(scores, ids, axis=-1)
-    return best_pairs(SubKeyChoice(ids, best), num_subkeys=scores.shape[-1])

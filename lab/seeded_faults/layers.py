@@ -193,4 +193,22 @@ FAULTS = (
         "logits=logits",
         _GENERATION,
     ),
+    Fault(
+        "functions: padding changes a memory",
+        "g, beta = (jnp.where(real[:, :, None], x, 0) for x in (g, beta))",
+        "g, beta = (jnp.where(real[:, :, None], x, x) for x in (g, beta))",
+        ("tests/test_functions.py",),
+    ),
+    Fault(
+        "functions: a label outside of the vocabulary gives a finite loss",
+        "total = total * jnp.where(jnp.any(labels >= vocab), jnp.nan, 1.0)",
+        "total = total * jnp.where(jnp.any(labels >= vocab), 1.0, 1.0)",
+        ("tests/test_functions.py",),
+    ),
+    Fault(
+        "functions: the first document forgets the state that is given",
+        "starts = starts & (document_numbers(starts) > 1)",
+        "starts = starts & (document_numbers(starts) > 0)",
+        ("tests/test_functions.py",),
+    ),
 )

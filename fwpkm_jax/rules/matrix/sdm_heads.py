@@ -85,7 +85,8 @@ class SDMHeads(AbstractMatrixRule):
 
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         # Scores, which the softmax takes as they are.
-        return tuple(x.astype(compute_dtype(x.dtype)) for x in (query, key, value))
+        query, key, value = (x.astype(compute_dtype(x.dtype)) for x in (query, key, value))
+        return query, key, value
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return projected_decay(inputs), sigmoid_strength(inputs, negative_eigenvalues=False)

@@ -50,9 +50,7 @@ def import_extra(name: str, what: str, *, extra: str) -> Any:
     """A package, or a module in it, that one of this package's extras installs.
 
     Args:
-      name: of the module.
       what: what it does, for the message: "Chat templates are filled in".
-      extra: that installs it.
 
     Raises:
       ImportError: it is not installed; the message names the extra.

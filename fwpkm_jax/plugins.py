@@ -65,7 +65,6 @@ def missing_plugins(config: Any, plugins: Sequence[str]) -> tuple[str, ...]:
     """The modules outside this package that a configuration uses and `plugins` do not cover.
 
     Args:
-      config: a tree of dataclasses.
       plugins: modules; each covers itself and what lies in its package.
 
     Raises:

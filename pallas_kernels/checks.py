@@ -37,7 +37,6 @@ def results_of(
 
     Args:
       op: function of the arrays and `backend` that returns a pytree of float arrays.
-      arrays: arguments by name.
       fixed: names of float arrays without cotangents.
     """
     moving = {

@@ -231,7 +231,6 @@ def run_kernels(kernels: Any, *arrays: Any, **options: Any) -> Any:
       kernels: a module with `forward(*arrays, save, **options)`, which returns the results and what
         the backward pass reads, if `save`, and `backward(saved, cotangents, **options)`, which
         returns a cotangent of each array.
-      *arrays: pytrees of arrays.
       **options: hashable.
     """
     return _run(kernels, tuple(options.items()), *arrays)

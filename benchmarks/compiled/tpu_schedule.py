@@ -140,7 +140,8 @@ def loops(text: str) -> list[int]:
 
 def _written(folder: Path, kernel: str, kind: str) -> Path:
     """The file of `1795-gated_delta_forward.1-70-final_bundles.txt` and the like."""
-    named = re.compile(rf"\d+-{kernel}(\.\d+)?-\d+{re.escape(kind)}")
+    # Where a kernel has no name of its own in a gradient, JAX puts the transformation around it.
+    named = re.compile(rf"\d+-(jvp_|transpose_)*{kernel}_*(\.\d+)?-\d+{re.escape(kind)}")
     for path in sorted(folder.iterdir()):
         if named.fullmatch(path.name):
             return path

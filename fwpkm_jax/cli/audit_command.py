@@ -59,10 +59,11 @@ def main(arguments: Sequence[str], program: str = "fwpkm audit") -> int:
     options = parse_options(AuditOptions, arguments, program)
     if options.torch is not None:
         return _audit_torch(options, options.torch)
+    assert options.run is not None  # As `AuditOptions` checks.
     if is_bundle(options.run):
         return _recompute(options.run)
     use_compile_cache()
-    return _audit(options)
+    return _audit(options, options.run)
 
 
 def _recompute(folder: Path) -> int:
@@ -74,19 +75,19 @@ def _recompute(folder: Path) -> int:
     return 0
 
 
-def _audit(options: AuditOptions) -> int:
-    run = open_run(options.run, options.step)
-    others = {str(path): open_run(path) for path in options.seeds}
+def _audit(options: AuditOptions, path: Path) -> int:
+    run = open_run(path, options.step)
+    others = {str(other): open_run(other) for other in options.seeds}
     for name, other in others.items():
         if other.experiment.model != run.experiment.model:
             raise ValueError(
-                f"seeds={name}: its model is another one than that of {options.run}; name "
+                f"seeds={name}: its model is another one than that of {path}; name "
                 "trainings of one configuration."
             )
-    name = str(options.run)
+    name = str(path)
     say_what_lasts("Compiling; a line is printed when its check is done ...")
     found = audit_run(run, options, name=name, others=others, show=_show)
-    return _written(found, options, options.run, provenance_of(run, name=name, command=sys.argv))
+    return _written(found, options, path, provenance_of(run, name=name, command=sys.argv))
 
 
 def _audit_torch(options: AuditOptions, folder: Path) -> int:

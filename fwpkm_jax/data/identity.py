@@ -26,7 +26,6 @@ def identity(file: Path, *, whole: int | None = None, blocks: int | None = None)
     it are hashed. Text that was changed between these blocks alone is taken for the same.
 
     Args:
-      file: path.
       whole: None: `WHOLE`.
       blocks: None: `BLOCKS`.
     """

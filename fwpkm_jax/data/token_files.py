@@ -144,7 +144,6 @@ def write_token_file(path: str | Path, entries: Iterable[ArrayLike], *, vocab_si
         written.
       entries: integers `[tokens]` each, such as a document with its end-of-document token. They are
         taken one after the other, so an iterator needs no more memory than its largest array.
-      vocab_size: of the tokenizer.
 
     Raises:
       ValueError: the path does not end in `.bin`, an id lies outside the vocabulary, or an entry is
@@ -200,7 +199,6 @@ def _read_index(path: Path, size: int) -> tuple[np.ndarray, np.dtype]:
     of the ids.
 
     Args:
-      path: the index.
       size: bytes of the file that it belongs to; entries behind its end are refused.
     """
     content = read_bytes(path, most=_MOST_LINE_BYTES * (size + 2**10), otherwise=_WRITE)

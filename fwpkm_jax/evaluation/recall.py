@@ -166,7 +166,9 @@ def _score_batches(
         raise ValueError("The batches ask no question: answer_distance is 0 everywhere.")
     reach = attention_reach(model.config)
     answers = {name: np.concatenate(batches) for name, batches in right.items()}
-    edges = _edges(length, config.num_bins)
+    # Ranges of distances as wide as each other; the last one ends at `length` or behind it.
+    width = -(-length // config.num_bins)
+    edges = np.arange(0, length + width, width)
     results = {name: _scores(ok, distance, edges, reach) for name, ok in answers.items()}
     return Outcome(
         numbers=results
@@ -210,12 +212,6 @@ def _share_out(memory: Memory, groups: int) -> Memory:
         return jnp.broadcast_to(leaf, (groups, *leaf.shape[1:]))
 
     return map_unshared(share, memory)
-
-
-def _edges(length: int, num_bins: int) -> np.ndarray:
-    """Bounds of the distance ranges: multiples of one width, the last at least `length`."""
-    width = -(-length // num_bins)
-    return np.arange(0, length + width, width)
 
 
 def _scores(

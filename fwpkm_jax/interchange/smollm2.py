@@ -80,7 +80,6 @@ def with_memory(base: Path, new: Path, *, weights: Path | None = None) -> None:
     """Writes a run of an imported model with the memory in it.
 
     Args:
-      base: run of the model alone.
       new: directory of the new run.
       weights: a safetensors file; None: the shipped one.
     """

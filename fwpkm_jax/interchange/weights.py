@@ -11,6 +11,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from fwpkm_jax.io.untrusted import OutsideFileError, shown
+from fwpkm_jax.literals import some
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.training.state import Memories, named_leaves
 
@@ -60,14 +61,13 @@ def refuse_other_names(
         "lacks": [name for name in expected if name not in found],
         "holds, without a place in the model,": [name for name in found if name not in expected],
     }
-    problems = [f"{what} {_listed(names)}" for what, names in faults.items() if names]
+    problems = [
+        f"{what} {some([shown(name, 100) for name in names])}"
+        for what, names in faults.items()
+        if names
+    ]
     if problems:
         raise OutsideFileError(where, " and ".join(problems), otherwise=_OTHER_CONFIG)
-
-
-def _listed(names: list[str], most: int = 5) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(shown(name, 100) for name in names[:most]) + rest
 
 
 def checked(name: str, tensor: Any, shape: tuple[int, ...], where: str | Path) -> Any:

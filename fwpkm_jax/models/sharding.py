@@ -101,7 +101,6 @@ def parameter_shardings(partition: Partition, params: Any) -> Any:
     """The sharding of every slow weight, in the tree structure of `params`.
 
     Args:
-      partition: the mesh.
       params: arrays or their shapes, in Flax variables that say what they are.
 
     Raises:
@@ -123,7 +122,6 @@ def gathered(partition: Partition, module: Any, name: str) -> Any:
 
     Args:
       partition: of the weights; without parts along `fsdp` the module stays as it is.
-      module: the module.
       name: its path in the model, for errors.
     """
     if partition.size("fsdp") == 1:

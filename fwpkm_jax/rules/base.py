@@ -304,7 +304,6 @@ def check_memory(rule: Any, memory: Memory, *, groups: bool = False) -> None:
     """Raises a ValueError unless the memory has the shapes of `rule.init`.
 
     Args:
-      rule: whose memory it is.
       memory: one memory, or with `groups` several, leaves `[groups, ...]`.
       groups: whether there is a leading axis of groups.
     """

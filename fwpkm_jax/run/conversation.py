@@ -404,7 +404,6 @@ def memory_place(run_dir: Path, name: str | None, folder: Path | None) -> tuple[
     """Folder and name of a memory of a run; None without a name.
 
     Args:
-      run_dir: of the run.
       name: of the memory; or its address, `s3://BUCKET/FOLDER/NAME`, which names the folder too.
       folder: of the memories; None: `RUN/memories`.
 

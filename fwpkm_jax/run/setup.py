@@ -260,7 +260,6 @@ def new_state(setup: Setup, checkpoints: Checkpoints) -> TrainState:
     """The state before the first step, on its devices; with `base`, from another run's weights.
 
     Args:
-      setup: the run's parts.
       checkpoints: the run's checkpoints. Frozen weights of the base are set as their `reference`,
         so that they are not written again.
 

@@ -19,7 +19,8 @@ from fwpkm_jax.training.micro_batches import Batch, micro_batch_memory, split_ba
 from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState, named_leaves
 
 _PARTS = (
-    *("embedding", "blocks", "memory_mixer", "memory", "mixer_norm", "mixer", "mixer_output_norm"),
+    *("embedding", "blocks", "memory_mixer_norm", "memory_mixer", "memory"),
+    *("mixer_norm", "mixer", "mixer_output_norm"),
     *("feed_forward_norm", "feed_forward", "feed_forward_output_norm"),
     *("final_norm", "fast_weight_layer", "head", "head_bias"),
 )

@@ -128,7 +128,6 @@ def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Sche
     """The learning rate by step: linear warm-up, decay to `final_fraction`, then constant.
 
     Args:
-      config: the optimiser's configuration.
       steps: length of the run; the decay ends there unless `config.decay_steps` is set.
 
     If the decay would end within the warm-up, there is no decay.
@@ -191,7 +190,13 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
             direction = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
         else:
             muon = optax.chain(
-                optax.contrib.scale_by_muon(beta=b2, weight_dimension_numbers=_all_maps),
+                optax.contrib.scale_by_muon(
+                    beta=b2,
+                    # Every matrix maps its first axis to its second, as kernels of linear maps do.
+                    weight_dimension_numbers=lambda matrices: jax.tree.map(
+                        lambda _: optax.contrib.MuonDimensionNumbers(), matrices
+                    ),
+                ),
                 optax.stateless(_sized),
             )
             adam = optax.scale_by_adam(b1=b1, b2=b2, eps=config.eps)
@@ -286,11 +291,6 @@ def _by_muon(params: Any) -> Any:
         for own, x in zip(declared, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, labels)
-
-
-def _all_maps(matrices: Any) -> Any:
-    """Every matrix maps its first axis to its second, as the kernels of linear maps do."""
-    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), matrices)
 
 
 def _sized(updates: Any, params: Any) -> Any:

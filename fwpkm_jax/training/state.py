@@ -87,7 +87,6 @@ def init_state(
     Can be traced: `jax.eval_shape` gives shapes and dtypes without allocating arrays.
 
     Args:
-      config: the model.
       memory: number and lifetime of memories.
       optimizer: None leaves `opt_state` empty, for reading a finished run.
       seed: the run's seed; parameters, memory and training use separate random streams.

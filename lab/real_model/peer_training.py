@@ -204,7 +204,9 @@ class Memory(nn.Module):
             linear = getattr(self, name)
             arrays[f"{layer}/{name}_proj/kernel"] = linear.weight.detach().numpy().T
             arrays[f"{layer}/{name}_proj/bias"] = linear.bias.detach().numpy()
-            arrays[f"{layer}/{name}_norm/weight"] = getattr(self, f"{name}_scale").detach().numpy()
+            # The library multiplies by 1 + weight.
+            scale = getattr(self, f"{name}_scale").detach().numpy()
+            arrays[f"{layer}/{name}_norm/weight"] = scale - 1
         arrays[f"memory/layer_{LAYER}/keys"] = self.keys.numpy()[None, None]
         attention = self.attention
         arrays[f"{layer}_mixer_norm/weight"] = attention.norm.detach().numpy()

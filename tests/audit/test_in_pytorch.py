@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.audit import AuditConfig, audit_torch, failures, in_pytorch, origin_lines
-from fwpkm_jax.audit.in_pytorch import program_of, torch_lines
+from fwpkm_jax.audit.in_pytorch import torch_lines
 from fwpkm_jax.audit.origin import Condition
+from fwpkm_jax.audit.torch_program import program_of
 from fwpkm_jax.cli import main
 from fwpkm_jax.data import RecallData
 from tests.interchange.exported_models import (

@@ -121,13 +121,17 @@ def test_decoding_here_and_in_pytorch(tmp_path):
     def answered(task):
         assert (Path(task["folder"]) / "modeling_fwpkm.py").exists()
         tasks.append(task)
-        return {"seconds": {"with memories": [3.0, 5.0], "base": [1.0, 1.0]}, "versions": {}}
+        return {
+            "seconds": {"with memories": [[3.0, 1.0], [5.0, 2.2]], "base": [[1.0, 1.0]] * 2},
+            "versions": {},
+        }
 
     sizes = ("--layers", 2, "--width", 64, "--vocab", 32, "--chunks", 1, "--block", 64)
     peer = ("--peer-python", "python", "--threads", 1, "--out", out)
     run("benchmarks.speed.in_pytorch", *sizes, *peer, peer=answered)
     rows = {(row["program"], row["model"]): row for row in result(out)["rows"]}
     assert rows["PyTorch", "with memories"]["ms_per_token"] == pytest.approx(62.5)
+    assert rows["PyTorch", "with memories"]["processor_ms_per_token"] == pytest.approx(25.0)
     assert rows["fwpkm_jax", "base"]["ms_per_token"] > 0
     assert (tasks[0]["blocks"], tasks[0]["threads"]) == (2, 1)
 

@@ -48,6 +48,18 @@ def test_the_pages_lines_write_what_training_reads(ids):
     assert (len(file), file.num_entries) == (9000, 3)
 
 
+def test_the_lines_of_the_page_on_data_write_documents(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("first.npy", np.arange(5))
+    np.save("second.npy", np.array([31_999, 2]))
+    page = (ROOT / "docs" / "howto" / "data.md").read_text()
+    (lines,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    Path("tokens").mkdir()
+    exec(lines, {})
+    file = TokenFile(Path("tokens/train.bin"), vocab_size=32_000)
+    assert [file.entry(n).tolist() for n in (0, 1)] == [[0, 1, 2, 3, 4], [31_999, 2]]
+
+
 @pytest.mark.thorough
 def test_the_pages_command_trains_on_eight_devices_into_a_bucket(ids):
     pytest.importorskip("tokenizers")

@@ -235,7 +235,7 @@ def test_omega_writes_each_error_of_its_window_anew_and_a_window_of_one_is_a_del
     ids=["1", "2", "3", "2a", "3a", "1a"],
 )
 def test_falcons_follow_the_published_equations(rule, window, error):
-    """Section 4 of arXiv:2608.27763, whose code is not public, with pairs (x, y) = (key, value)."""
+    """Section 4 of arXiv:2608.27763, whose repository holds no code, with pairs (key, value)."""
     tokens = tokens_of(rule, batch=1, heads=1)
     tokens = tokens._replace(key=(2 * tokens.key).at[:, 3].set(0.7))
     found = {form: getattr(rule, form)(tokens).output[0, :, 0] for form in ("run", "recurrent")}

@@ -125,7 +125,6 @@ class ValueWrite:
         A slot so moves by `step_size` times the mean of its readers' weighted errors.
 
         Args:
-          weights: read weights w.
           counts: n, how often the chunk reads each place's slot.
         """
         return -self.step_size * weights / jnp.maximum(counts, 1.0)
@@ -217,7 +216,6 @@ def addressing_loss(
 
     Args:
       address: from `product_top_k`.
-      num_subkeys: sub-keys per codebook.
       token_weights: weight of each token in the average; 0 leaves a token out.
     """
     return usage_loss(sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights))
@@ -286,9 +284,7 @@ def addressing_gradient(
     Args:
       queries: `[tokens, heads, key]`.
       keys: `[heads, 2, subkeys, key // 2]`.
-      address: of the queries.
       token_weights: as in `addressing_loss`.
-      score: the scoring function.
       usage: of all tokens of the loss where these are one block of them; the blocks' results then
         add up to the gradient. None: the loss is of these tokens alone.
     """

@@ -32,7 +32,6 @@ def in_chunks(
       state: before the piece, leaves `[groups, ...]`.
       tokens: the piece, leaves `[groups, members, length, ...]`.
       count: how many of the tokens each group has, its first ones.
-      chunk: tokens per chunk.
       position: tokens of each group before the piece, less any multiple of `chunk`. None: every
         group begins its first chunk.
 

@@ -73,7 +73,6 @@ def in_documents(
       fresh: before each document, like `memory`.
       tokens: leaves `[groups, members, length, ...]`.
       count: how many of the tokens each group has, its first ones.
-      starts: first tokens of documents.
       unit: how many tokens make a unit.
       position: tokens of each group's document before the first token, less `unit.lead`, for a
         piece of a stream; None: the first token starts a document.

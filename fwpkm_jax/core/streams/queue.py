@@ -54,7 +54,6 @@ def push(
       write: of one chunk for each group that it gets; with `differentiable` all groups, else one
         that has a complete chunk. Results of groups without one are dropped.
       memory: leaves `[groups, ...]`.
-      pending: tokens that wait.
       tokens: the piece, with a length of at least 1.
       chunk_size: tokens per write, for this call. "flush": tokens only wait. The caller then keeps
         count of them: a piece that finds no room overwrites the latest ones.
@@ -211,7 +210,6 @@ def append(
 
     Args:
       pending: tokens that wait; zeros stand behind them.
-      tokens: a piece.
       count: how many of the piece's tokens each group adds; zeros take the place of the others.
       capacity: of the result; enough for the tokens that wait and those that are added.
       may_exceed: whether the piece's other tokens may reach beyond the capacity.

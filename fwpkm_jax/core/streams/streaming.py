@@ -53,7 +53,6 @@ def push(
       rule: a chunk rule, of which `read`, `write`, `targets`, `chunk` and `lookahead` are used, or
         `run_groups` and `chunk` of one that `reads_own_writes`.
       memory: leaves `[groups, ...]`.
-      pending: tokens that wait.
       signals: the piece, leaves `[groups, members, length, ...]`.
       chunk_size: tokens per write, for this call, or "flush".
       num_real: tokens of the piece, its first ones; None: all.
@@ -175,7 +174,6 @@ def waiting_chunk(
     Args:
       rule: whose chunk it is.
       signals: of the tokens, those that hold their targets included; leaves `[members, ...]`.
-      size: tokens of the chunk.
       written: `[1, length]`, 1 for the tokens that the chunk is limited to; None: all.
     """
 

@@ -71,7 +71,6 @@ def prepare(
     manifest, and those of the files read that still exist.
 
     Args:
-      source: the documents.
       out: the `.bin` file; index and manifest get its name, with `.idx` and `.json`.
       tokenizer: as for `load_tokenizer`.
       layout: "l4096" or "stream".

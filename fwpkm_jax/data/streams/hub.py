@@ -93,7 +93,6 @@ def checked_commit(name: str, sha: object, wanted: str | None) -> str:
     """The commit that a hub names; refuses another form, because it becomes part of a path.
 
     Args:
-      name: of the repository.
       sha: what the hub names.
       wanted: the revision that was asked for; if it is a commit, the hub must name the same.
     """
@@ -112,7 +111,6 @@ def files_at(client: Any, api: Any, name: str, commit: str, kind: str) -> list[A
     Args:
       client: from `hub_client`.
       api: the client's `HfApi`.
-      name: of the repository.
       commit: of it.
       kind: "model" or "dataset".
     """

@@ -139,7 +139,6 @@ def stream_batches(
 
     Args:
       rows: token ids of a row each.
-      batch_size: rows of a batch.
       kept: which rows of each batch this process needs; None: all. Every process reads all text:
         which document a row begins with is known only after the text before it was encoded.
       eos_id: rows have segment ids if it is given; see `packing.PackedRows`.

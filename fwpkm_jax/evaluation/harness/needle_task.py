@@ -16,7 +16,6 @@ def samples(
     """Haystacks, questions and answers as the harness takes them, by split.
 
     Args:
-      words: of a haystack.
       samples: number of haystacks; fewer if the books are too short.
       seed: of keys, numbers and places.
       **metadata: what other tasks are told.

@@ -176,8 +176,6 @@ class FastWeightLayer(nnx.Module):
         Args:
           x: of this device's tokens, like the next argument.
           tokens: of which `x` was made.
-          readout: of the model.
-          axis: over which the sequence lies.
           mask: of this device's tokens, 1 for real ones.
           starts: true at the first token of each document in this part, never at padding.
           stream: of the tokens before the whole sequence; None: there are none.

@@ -98,10 +98,8 @@ def run_documents(
       rule: of one memory.
       memory: of each sequence, leaves `[batch, ...]`.
       signals: the inputs of the memory; `gate` weighs the losses.
-      starts: first tokens of documents.
       mask: 1 for real tokens.
       chunk_size: tokens of a document between two writes.
-      pairing: makes the write weights.
       partition: of the rows over devices. Each reads and writes its own rows; where it holds a part
         of each row, it waits for the memory of the device before, see `_read_part`.
     """
@@ -201,7 +199,6 @@ def _read_rows(
       rule: of one memory.
       memory: before the first token, leaves `[batch, ...]`.
       fresh: before each document, leaves `[batch, ...]`.
-      rows: the tokens.
       chunk_size: tokens of a document between two writes.
     """
 

@@ -223,4 +223,5 @@ class InPlaceMLP(AbstractMixer):
         if self.target_conv is None:
             return around[:, 2 * reach :]
         taps = self.target_conv[...].astype(x.dtype)
-        return sum(around[:, at : at + length] * tap[None, None] for at, tap in enumerate(taps))
+        seen = jnp.stack([around[:, at : at + length] for at in range(len(taps))])
+        return jnp.einsum("wblm,wm->blm", seen, taps, precision="highest")

@@ -48,7 +48,6 @@ def read_whole(rule: LaCTRule, memory: LaCTMemory, tokens: FastTokens, *, chunk_
       rule: of one network.
       memory: leaves `[batch, heads, ...]`.
       tokens: of the sequences from their first token.
-      chunk_size: tokens between two writes.
     """
     batch, length, heads = tokens.query.shape[:3]
     # The last chunk's write would be read by no token.
@@ -83,7 +82,6 @@ def read_documents(
       rule: of one network.
       memory: leaves `[batch, heads, ...]`.
       tokens: of the rows, real tokens first.
-      starts: first tokens of documents.
       chunk_size: tokens of a document between two writes.
     """
 

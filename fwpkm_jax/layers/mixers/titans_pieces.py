@@ -43,7 +43,6 @@ def in_pieces(
       fresh: makes the cache before each document.
       count: how many of each sequence are real.
       starts: first tokens of documents; None: a sequence is one document.
-      chunk: tokens of a chunk.
       position: tokens that the cache's document has read; None without a cache.
       read: tokens that stand before each document.
     """

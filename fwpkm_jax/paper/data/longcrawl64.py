@@ -88,11 +88,9 @@ def longcrawl64(
     """The documents in stored order; stored rows are split at ends of text.
 
     Args:
-      path: a Zarr folder.
       vocabulary: GPT-2's `tokenizer.json`.
       missing_chunks: "refuse": a missing chunk file is an error; "skip": its row of chunks, 2048
         documents, is left out. Zarr itself would read zeros.
-      start: first document to read.
       stop: first document after those to read.
 
     Raises:

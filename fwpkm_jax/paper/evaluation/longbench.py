@@ -176,10 +176,7 @@ def read_sample(
     """The losses of a sample's answer tokens in nats, `[answer tokens]`, and the memory after it.
 
     Args:
-      model: the language model.
       memory: fast weights, leaves `[1, ...]`; their buffers are not reused.
-      sample: the tokens.
-      piece_length: tokens read per call.
       write: False disables writing.
       partition: devices that share the reading; None: one.
     """

@@ -95,7 +95,6 @@ def read_release(path: str | Path, config: ModelConfig) -> Weights:
 
     Args:
       path: a file or a folder in one of the layouts of `layouts`.
-      config: the model that was trained.
 
     Raises:
       FileNotFoundError: a file is missing.

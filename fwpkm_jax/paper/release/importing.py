@@ -46,7 +46,6 @@ def import_release(
         too. None: the `config.json` in the folder or beside the file describes the model; the run
         then trains on this package's sample of text until `--data.train_paths` names another.
       revision: of a model on the hub: branch, tag or commit; None: the main branch.
-      say: prints a line.
 
     Returns:
       The run's directory.

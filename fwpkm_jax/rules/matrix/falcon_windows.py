@@ -115,11 +115,11 @@ class AbstractFalconWindow(AbstractFalcon):
 
     def _window(self, state: WindowState, token: Tokens) -> tuple[Array, Array, Array]:
         """Keys, values and weights of one head's last tokens, its newest the last."""
-        one = jnp.ones_like(given(token.strength))
-        new = token.key, token.value, one
-        before = state.keys, state.values, state.entered
-        found = (jnp.concatenate([x, y[None]]) for x, y in zip(before, new, strict=True))
-        return tuple(found)  # pyright: ignore[reportReturnType]
+        return (
+            jnp.concatenate([state.keys, token.key[None]]),
+            jnp.concatenate([state.values, token.value[None]]),
+            jnp.concatenate([state.entered, jnp.ones_like(state.entered, shape=(1,))]),
+        )
 
     def _windows(
         self, tokens: Tokens, state: WindowState, starts: Starts

@@ -30,12 +30,12 @@ def last_tokens(
 
 
 def _of_head(
-    tokens: tuple[Array, ...], before: tuple[Array, ...], starts: Array
-) -> tuple[Array, ...]:
+    tokens: tuple[Array, Array, Array], before: tuple[Array, Array, Array], starts: Array
+) -> tuple[Array, Array, Array]:
     """Of one head, `[length, window, ...]`."""
-    both = [jnp.concatenate(pair) for pair in zip(before, tokens, strict=True)]
+    keys, values, weights = map(jnp.concatenate, zip(before, tokens, strict=True))
     length, window = len(starts), before[-1].shape[0] + 1
-    there = both[-1] != 0
+    there = weights != 0
     # Places of those that entered, in order, and how many there are up to each token.
     order, count = jnp.argsort(~there, stable=True), jnp.cumsum(there)[window - 1 :]
     at = count[:, None] - window + jnp.arange(window)[None]
@@ -47,4 +47,4 @@ def _of_head(
     def chosen(x: Array) -> Array:
         return jnp.where(jnp.expand_dims(within, range(2, x.ndim + 1)), x[place], 0)
 
-    return tuple(chosen(x) for x in both)
+    return chosen(keys), chosen(values), chosen(weights)

@@ -32,6 +32,18 @@ def test_targets_of_a_convolution_keep_the_contract_of_a_mixer():
     check_mixer(Trained(**SMALL, target="convolution"))
 
 
+@jax.enable_x64(True)
+def test_a_stream_cut_within_a_target_equals_the_whole():
+    layer = Trained(**SMALL, target="convolution").build(6, init_std=0.5, rngs=nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 13, 6)))
+    cache, outputs = layer.init_cache(1, max_length=13, dtype=x.dtype), []
+    step = nnx.jit(lambda layer, piece, cache: layer(piece, cache=cache))
+    for piece in jnp.split(x, [3, 4, 6, 9], axis=1):
+        output, cache = step(layer, piece, cache)
+        outputs.append(output)
+    np.testing.assert_allclose(jnp.concatenate(outputs, axis=1), layer(x)[0], rtol=1e-10)
+
+
 def test_a_chunk_reads_what_the_chunks_before_it_wrote_and_nothing_of_its_own():
     x = jax.random.normal(jax.random.key(0), (1, 11, 6))
     built = {rate: InPlaceConfig(**SMALL | {"learning_rate": rate}) for rate in (0.0, 20.0)}

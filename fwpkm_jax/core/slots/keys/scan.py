@@ -200,7 +200,6 @@ def _backward(
     """Cotangents of the first keys and of all gradients, and `score_coefficients` of all chunks.
 
     Args:
-      key_write: how the keys move.
       keys_bar: of the keys after the last chunk.
       chunks: leaves `[chunks, ...]`.
       steps: of all chunks, leaves `[chunks, ...]`.
@@ -242,10 +241,7 @@ def coefficients_of_scores(
     """`score_coefficients` of the chosen scores, from the cotangents of the step's coefficients.
 
     Args:
-      chunk: of the step.
       step: how it came about.
-      coefficients_bar: the cotangents.
-      score: the scoring function.
       totals_of: what sums numbers of the chosen sub-keys over tokens and heads, `[2, subkeys]`;
         None: plain XLA.
     """
@@ -270,7 +266,6 @@ def _to_queries(
     """The cotangents of all queries, once all others are known.
 
     Args:
-      key_write: how the keys move.
       chunks: leaves `[chunks, ...]`.
       step_coefficients: `KeyStep.coefficients` of all chunks.
       gradient_bar: the cotangents of all chunks' gradients.

@@ -112,9 +112,7 @@ def step_scales(
       history: from `init_history` or the last write.
       slot_ids: `[tokens, places]`.
       weights: read weights, `[tokens, places]`.
-      write_weight: of each token.
       counted: 1 for tokens whose reads count; others leave no trace in the history.
-      retention: what to spare.
     """
     # Scales are a schedule of the write; no gradient teaches the model to use up a slot.
     history, weights, write_weight = jax.lax.stop_gradient((history, weights, write_weight))
@@ -144,9 +142,7 @@ def scale_chunks(
     Args:
       history: of several memories, leaves `[groups, ...]`.
       access: what the tokens read, leaves `[groups, chunks, tokens, places]`.
-      write_weight: of each token.
       counted: 1 for tokens whose reads count.
-      retention: what to spare.
     """
 
     def step(history: SlotHistory, chunk: tuple[Any, ...]) -> tuple[SlotHistory, jax.Array]:
@@ -193,10 +189,7 @@ def retentive_step(
       values: `[slots, value]`.
       history: from `init_history` or the last write.
       chunk: leaves `[tokens, ...]`.
-      access: the slots that it reads.
       find: the slots of stored queries `[stored, heads, key]`.
-      write: its formulas.
-      retention: what to spare.
     """
     before, replay_norm = values, jnp.zeros((), values.dtype)
     if history.replayed is not None:

@@ -43,7 +43,6 @@ def group_slots(slot_ids: SlotIds, *, num_slots: int) -> SlotGroups:
 
     Args:
       slot_ids: `[tokens, places]`, each below `num_slots`.
-      num_slots: rows of the table.
     """
     ids = slot_ids.reshape(-1).astype(jnp.int32)
     return _groups_of(slot_ids, *_sort_by_slot(ids, num_slots), num_slots=num_slots)

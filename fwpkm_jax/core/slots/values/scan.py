@@ -58,11 +58,9 @@ def value_scan(
 
     Args:
       values: the table before the first chunk.
-      slot_ids: which slots each token reads.
       rows: what is read and written there, leaves `[chunks, ...]`.
       groups: `group_slots` of each chunk, leaves `[chunks, ...]`.
       write: its formulas; the steps are in the rows already.
-      ops: what reads and adds rows.
     """
     scan = ops.batched(functools.partial(_scan_and_log, ops, write))
     return scan(values, slot_ids, rows, groups)[0]

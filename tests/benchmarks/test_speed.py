@@ -199,6 +199,17 @@ def test_a_long_text_is_read_or_planned(tmp_path, runs):
     assert (result(out)["parts"] is not None) == runs
 
 
+def test_a_chunk_of_sparse_delta_memory_is_timed_beside_its_parts(tmp_path):
+    out = tmp_path / "sparse.json"
+    sizes = ("--slots", 64, 256, "--value", 4, "--tokens", 8, "--places", 4, "--chunks", 2)
+    run("benchmarks.speed.sparse_delta", *sizes, "--repeats", 1, "--out", out)
+    small, large = result(out)["rows"]
+    assert (small["slots"], large["slots"]) == (64, 256)
+    times = small["processor_milliseconds"]
+    counted = sum(time for name, time in times.items() if name not in ("sort", "chunk"))
+    assert small["of_parts_processor"] == pytest.approx(times["chunk"] / counted, abs=2e-3)
+
+
 def test_training_steps_are_timed_and_record_slots(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "TINY_LAYERS", 3)
     out, slots = tmp_path / "steps.json", tmp_path / "new" / "slots.npz"

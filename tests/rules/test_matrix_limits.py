@@ -34,6 +34,7 @@ from fwpkm_jax.rules.matrix.omega import Omega
 from fwpkm_jax.rules.matrix.preconditioned import PreconditionedGatedDeltaNet, PreconditionedKDA
 from fwpkm_jax.rules.matrix.retnet import RetNet
 from fwpkm_jax.rules.matrix.rwkv7 import RWKV7
+from fwpkm_jax.rules.matrix.sdm_heads import SDMHeads
 from fwpkm_jax.rules.matrix.slot_attention import (
     AbstractSlotAttention,
     GatedSlotAttention,
@@ -438,9 +439,10 @@ def test_longhorn_leaves_the_memory_where_its_objective_is_least():
 DECAYING = [
     name
     for name, rule in MATRIX_RULES.items()
-    if rule.decay != "none" and not issubclass(rule, AbstractSlotAttention | Mamba3)
+    if rule.decay != "none" and not issubclass(rule, AbstractSlotAttention | Mamba3 | SDMHeads)
 ]
-"""Not slots, which write everywhere, nor Mamba-3, whose decay comes between two reflections."""
+"""Not slots, which write everywhere or decay where they are written, nor Mamba-3, whose decay comes
+between two reflections."""
 
 
 @pytest.mark.parametrize("name", DECAYING)

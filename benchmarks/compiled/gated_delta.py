@@ -1,10 +1,11 @@
-"""States the bytes, registers and spills of the gated delta rule's kernels on an H100.
+"""States the bytes, registers, spills and instructions of the gated delta rule's kernels on an H100.
 
     JAX_PLATFORMS=cpu PYTHONPATH=build/cuda:. python -m benchmarks.compiled.gated_delta
 
 A forward and backward pass is traced, and compiled for the H100, which needs its compiler
 (docs/howto/compile_ahead.md) but not the device. Bytes are those of every kernel's operands and
-results, each counted once. Registers and spills are the assembler's report.
+results, each counted once. Registers and spills are the assembler's report, instructions and
+barriers those of its input.
 """
 
 from collections.abc import Iterator, Sequence

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from pallas_kernels.gated_delta.arguments import CHUNK, Inputs, Residuals, Saved, Vectors
 from pallas_kernels.gated_delta.chunk import chunk_decays
 from pallas_kernels.gated_delta.gpu_after_walk import after_walk
-from pallas_kernels.gated_delta.gpu_chunk import block_decays, span_sums
+from pallas_kernels.gated_delta.gpu_chunk import span_sums
 from pallas_kernels.gated_delta.gpu_prepare import before_walk, prepare
 from pallas_kernels.gated_delta.gpu_read import read
 from pallas_kernels.gated_delta.gpu_tiles import Halves
@@ -29,7 +29,7 @@ def forward(
     """Output `[batch, length, heads, value]` with the final memory, and what `backward` reads."""
     query, key, value, log_decay, beta, start = Inputs(*inputs)
     vectors, whole = _vectors(log_decay, beta)
-    prepared = prepare(key, value, vectors, block_decays(_tokens_to_chunks(log_decay)))
+    prepared = prepare(key, value, _tokens_to_chunks(log_decay), vectors)
     factors = prepared.recall, _halves(key), vectors.to_end, whole
     states, final = walk(prepared.own, *factors, start, None, reverse=False)
     residuals = Residuals(states, prepared.inverse)

@@ -1,7 +1,7 @@
 """GPU: functions that all stages use for one chunk and head: index, blocks, decays, factors."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,6 @@ from pallas_kernels.gated_delta.gpu_tiles import (
 from pallas_kernels.mosaic_gpu import NO_BARRIERS, launch_grid
 
 GRID_NAMES = ("batch", "chunks", "heads")
-BLOCK = 16
-"""Tokens of the blocks of a chunk whose triangles are inverted by substitution."""
-HIGHEST = jax.lax.Precision.HIGHEST
 LEVELS = CHUNK.bit_length() - 1
 """Bits of a token's number in its chunk."""
 
@@ -80,34 +77,6 @@ def span_sums(log_decay: jax.Array) -> jax.Array:
         masks.append(included & (half[:, None] == half))
     mask = np.stack(masks).astype(np.float32)
     return jnp.einsum("...t,lts->...ls", log_decay, mask, precision=jax.lax.Precision.HIGHEST)
-
-
-class BlockDecays(NamedTuple):
-    """Decays of a chunk's tokens by its blocks of 16, float32; all are products of few factors."""
-
-    of_token: jax.Array
-    """`[batch, chunks, heads, blocks, 16]`: of each token alone."""
-    to_block_end: jax.Array
-    """`[batch, chunks, heads, chunk]`: from after the token to the end of its block."""
-    from_block: jax.Array
-    """`[batch, chunks, heads, blocks - 1, chunk]`: from the start of the second, third and last
-    block up to and including the token; zero for tokens before."""
-
-
-def block_decays(log_decay: jax.Array) -> BlockDecays:
-    """The decays of every chunk from `log_decay [batch, chunks, heads, chunk]`."""
-    token = np.arange(CHUNK)
-    row, column = token[:, None], token
-    block = token // BLOCK
-    starts = BLOCK * np.arange(1, CHUNK // BLOCK)[:, None, None]
-    masks = [(column > row) & (block == block[:, None])]
-    masks += [*((column <= row) & (column >= starts))]
-    mask = np.stack(masks).astype(np.float32)
-    sums = jnp.einsum("...t,lts->...ls", log_decay, mask.swapaxes(1, 2), precision=HIGHEST)
-    to_block_end, from_block = jnp.exp(sums[..., 0, :]), jnp.exp(sums[..., 1:, :])
-    from_block = jnp.where(token >= starts[..., 0], from_block, 0.0)
-    of_token = jnp.exp(log_decay).reshape(*log_decay.shape[:-1], -1, BLOCK)
-    return BlockDecays(of_token, to_block_end, from_block)
 
 
 def decays_between(span_sums: Any) -> jax.Array:

@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Vectors
 from pallas_kernels.gated_delta.gpu_chunk import (
-    BlockDecays,
+    LEVELS,
     chunk_tokens,
     column_blocks,
     decays_between,
@@ -69,16 +69,14 @@ class Prepared(NamedTuple):
     """`-Y`, `[batch, chunks, heads, chunk, key]` bfloat16."""
 
 
-def prepare(
-    key: jax.Array, value: jax.Array, vectors: Vectors, block_decays: BlockDecays
-) -> Prepared:
+def prepare(key: jax.Array, value: jax.Array, log_decay: jax.Array, vectors: Vectors) -> Prepared:
     """The inverse of every chunk's triangular matrix, and the arrays that the walk reads.
 
     Args:
       key: `[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk.
       value: `[batch, length, heads, value]`, of the same dtype.
+      log_decay: `[batch, chunks, heads, chunk]` float32.
       vectors: decays and write strengths per token.
-      block_decays: decays inside the blocks of the chunk and between them.
     """
     place, width = vectors.beta.shape[:3], key.shape[-1]
     half = gpu_halves((*place, CHUNK, width), of=key.dtype)
@@ -87,9 +85,8 @@ def prepare(
         _prepare_kernel,
         key,
         value,
-        *block_decays,
-        vectors.beta,
-        vectors.to_token,
+        log_decay.reshape(*place, BLOCKS, BLOCK),
+        *vectors[:-1],  # It needs no decay to the chunk's end.
         out_type=[
             jax.ShapeDtypeStruct((*place, CHUNK, CHUNK), key.dtype),
             jax.ShapeDtypeStruct((*place, CHUNK, value.shape[-1]), key.dtype),
@@ -110,7 +107,7 @@ def prepare(
     return Prepared(inverse, own, Halves(*recall))
 
 
-def _prepare_kernel(key, value, of_token, to_block_end, from_block, beta, to_token, *refs):
+def _prepare_kernel(key, value, log_decay, span_sums, beta, to_token, *refs):
     inverse_out, own, *recall, keys, values, sent, stage, work, arrived = refs
     place = program_place()
     tokens = chunk_tokens(place)
@@ -134,12 +131,17 @@ def _prepare_kernel(key, value, of_token, to_block_end, from_block, beta, to_tok
         rows_times(load(beta.at[place], COLUMN), columns_of(overlap, i * BLOCK, (i + 1) * BLOCK))
         for i in range(BLOCKS)
     ]
-    below = []
-    for i, overlaps in enumerate(lower[:-1]):
-        from_column = load(to_block_end.at[(*place, pl.ds(i * BLOCK, BLOCK))], ROW)
-        to_row = load(from_block.at[(*place, i)], COLUMN)
-        below.append(rows_times(to_row, columns_times(from_column, overlaps)))
-    inverse = triangle_inverse(on_diagonal(lower), below, of_token.at[place], work)
+
+    def decayed(level, *numbers):
+        """Blocks of columns times the decays to tokens in the other half of the level's blocks."""
+        sums = span_sums.at[(*place, level)]
+        to_row = jnp.exp(load(sums, COLUMN))
+        for i in numbers:
+            from_column = jnp.exp(load(sums.at[pl.ds(i * BLOCK, BLOCK)], ROW))
+            yield rows_times(to_row, columns_times(from_column, lower[i]))
+
+    below = [*decayed(LEVELS - 2, 0, 2)], [*decayed(LEVELS - 1, 0, 1)]
+    inverse = triangle_inverse(on_diagonal(lower), *below, log_decay.at[place], work)
     sides = column_blocks(values.hi, SIDE)
 
     for side, part in zip(sides, inverse, strict=True):

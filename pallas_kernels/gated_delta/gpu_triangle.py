@@ -15,7 +15,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import interpreted
 from pallas_kernels.gated_delta.arguments import CHUNK
-from pallas_kernels.gated_delta.gpu_chunk import BLOCK
 from pallas_kernels.gated_delta.gpu_tiles import (
     LAYOUT,
     Halves,
@@ -28,6 +27,8 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     sum_of_products,
 )
 
+BLOCK = 16
+"""Tokens of a diagonal block that is inverted by substitution."""
 BLOCKS = CHUNK // BLOCK
 SIDE = 2 * BLOCK
 """Columns of the parts that the inverse is returned in."""
@@ -75,15 +76,20 @@ def on_diagonal(columns: Sequence[jax.Array]) -> jax.Array:
 
 
 def triangle_inverse(
-    diagonal: jax.Array, below: Sequence[jax.Array], decays: Any, work: Scratch
+    diagonal: jax.Array,
+    in_pairs: Sequence[jax.Array],
+    in_chunk: Sequence[jax.Array],
+    log_decay: Any,
+    work: Scratch,
 ) -> list[jax.Array]:
     """`(I + tril(lower, -1))^-1` like `chunk.write_inverse`, in registers.
 
     Args:
       diagonal: `[chunk, 16]`, the diagonal blocks of `lower`, one below the other, without decays.
-      below: `[chunk, 16]` for each of the first three blocks of columns, zero in the block's own
-        rows and above.
-      decays: ref to the decay of each token, `[blocks, 16]` in GPU memory.
+      in_pairs: the first and third 16 columns of `lower`; of each the block below the diagonal's
+        is read.
+      in_chunk: the first and second 16 columns; the lower half is read.
+      log_decay: ref to the log decays of the tokens, `[blocks, 16]` in GPU memory.
       work: shared memory.
 
     Returns:
@@ -91,25 +97,28 @@ def triangle_inverse(
     """
     _store_rows(diagonal, work.lower)
     plgpu.commit_smem()
-    _substitute(work.lower, decays, work.solved)
+    _substitute(work.lower, log_decay, work.solved)
     plgpu.commit_smem()
     blocks = _load_rows(work.solved)
     row = plgpu.broadcasted_iota(jnp.int32, (CHUNK, BLOCK), 0, layout=LAYOUT)
     odd, upper = (row & BLOCK) != 0, row < SIDE
     of = [pl.ds(i * BLOCK, BLOCK) for i in range(BLOCKS)]
-    below = [split(x) for x in below]
+    in_pairs, in_chunk = ([split(x) for x in columns] for columns in (in_pairs, in_chunk))
 
     # [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]], first for both pairs of blocks.
     inverse, product = (x.at(slice(None), of[0]) for x in (work.inverse, work.product))
     put(inverse, blocks)
-    products = [sum_of_products((below[i], inverse.at(of[i]))) for i in (0, 2)]
+    products = [
+        sum_of_products((x, inverse.at(rows))) for x, rows in zip(in_pairs, of[::2], strict=True)
+    ]
     put(product, jnp.where(upper, *products))
     negative = split(-blocks)
-    corners = [sum_of_products((negative, product.at(of[i]))) for i in (1, 3)]
+    corners = [sum_of_products((negative, product.at(rows))) for rows in of[1::2]]
     put(inverse, jnp.where(odd, jnp.where(upper, *corners), blocks))
     put(work.inverse.at(slice(None), of[1]), jnp.where(odd, blocks, 0.0))
     # Then for the chunk.
-    put(work.product, sum_of_products(*((below[i], work.inverse.at(of[i])) for i in (0, 1))))
+    upper_rows = (work.inverse.at(rows) for rows in of[:2])
+    put(work.product, sum_of_products(*zip(in_chunk, upper_rows, strict=True)))
     pairs = joined(work.inverse)
     corner = sum_of_products((split(-pairs), work.product.at(pl.ds(SIDE, SIDE))))
     upper = plgpu.broadcasted_iota(jnp.int32, pairs.shape, 0, layout=LAYOUT) < SIDE
@@ -131,11 +140,11 @@ def _load_rows(blocks: Any) -> jax.Array:
     return load(blocks.reshape(CHUNK, BLOCK))
 
 
-def _substitute(lower: Any, decays: Any, solved: Any) -> None:
+def _substitute(lower: Any, log_decay: Any, solved: Any) -> None:
     """Inverts the diagonal blocks, whose entries still lack the decays between their tokens."""
     shape = (BLOCKS, 1, BLOCK)
     column = plgpu.broadcasted_iota(jnp.int32, shape, 2, layout=_BY_COLUMN)
-    token_decays = load(decays, _BY_BLOCK)
+    decays = jnp.exp(load(log_decay, _BY_BLOCK))
     rows: list[jax.Array] = []
 
     def wide(x, i):
@@ -147,7 +156,7 @@ def _substitute(lower: Any, decays: Any, solved: Any) -> None:
         row = jnp.where(column == i, 1.0, 0.0)
         if i:
             # Earlier rows decay token by token, so that no factor can overflow.
-            rows = [wide(token_decays, i) * x for x in rows]
+            rows = [wide(decays, i) * x for x in rows]
             factors = load(lower.at[:, i, pl.ds(0, i)], _BY_BLOCK)
             for j, x in enumerate(rows):
                 row = row - wide(factors, j) * x

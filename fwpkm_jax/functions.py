@@ -44,6 +44,8 @@ from pallas_kernels.slot_read import slot_read
 
 SegmentIds = Int[Array, "batch length"]
 
+_BLOCK = 64  # Tokens that `sparse_delta` computes at once; changes results by rounding only.
+
 
 def gated_delta_rule(
     q: Float[Array, "batch length heads key"],
@@ -369,7 +371,6 @@ def sparse_delta(
     *,
     decay: Decay = "slot",
     segment_ids: SegmentIds | None = None,
-    chunk_size: int = 64,
 ) -> DeltaOutput:
     """A table of slots of which each token writes a few by the gated delta rule, then reads a few.
 
@@ -391,7 +392,6 @@ def sparse_delta(
       decay: "slot", or "weighted" for a decay of `exp(g k[n])`.
       segment_ids: documents; the first goes on with `table`, every other starts from a table of
         zeros; padding changes nothing. None: a row is one document.
-      chunk_size: tokens computed at once; changes speed, and results by rounding.
 
     Returns:
       `table` after the last token, and `output` `[batch, length, value]`.
@@ -427,7 +427,7 @@ def sparse_delta(
         g, beta = (jnp.where(real, x, 0) for x in (g, beta))
     written = _inside(table, write_ids, write_weights)
     tokens = DeltaTokens(*written, *_inside(table, read_ids, read_weights), v, g, beta)
-    how: dict[str, Any] = {"decay": decay, "chunk_size": chunk_size}
+    how: dict[str, Any] = {"decay": decay, "chunk_size": _BLOCK}
     if starts is None:
         return delta_chunks.sparse_delta(table, tokens, **how)
     return sparse_delta_in_documents(table, tokens, starts, fresh=jnp.zeros_like(table), **how)

@@ -91,6 +91,7 @@ class SDM(AbstractChunkRule):
     """Added to the projected strength before the sigmoid. 0: a write corrects half at first."""
 
     reads_own_writes = True
+    long_writes = False  # Each token is a write of its own.
 
     def __post_init__(self):
         check_fields(self)

@@ -134,8 +134,8 @@ FAULTS = (
     ),
     Fault(
         "Titans, LaCT: a document starts from the memory of the one before",
-        "state = _where(one.fresh, fresh, state)",
-        "state = _where(one.fresh & False, fresh, state)",
+        "state = select(one.fresh, fresh, state)",
+        "state = select(one.fresh & False, fresh, state)",
         ("tests/core/streams/test_documents.py", "tests/layers/mixers/test_contract.py"),
     ),
     Fault(

@@ -34,6 +34,7 @@ from fwpkm_jax.rules.matrix.omega import Omega
 from fwpkm_jax.rules.matrix.preconditioned import PreconditionedGatedDeltaNet, PreconditionedKDA
 from fwpkm_jax.rules.matrix.retnet import RetNet
 from fwpkm_jax.rules.matrix.rwkv7 import RWKV7
+from fwpkm_jax.rules.matrix.sdm_heads import SDMHeads
 from fwpkm_jax.rules.matrix.slot_attention import (
     AbstractSlotAttention,
     GatedSlotAttention,
@@ -234,7 +235,7 @@ def test_omega_writes_each_error_of_its_window_anew_and_a_window_of_one_is_a_del
     ids=["1", "2", "3", "2a", "3a", "1a"],
 )
 def test_falcons_follow_the_published_equations(rule, window, error):
-    """Section 4 of arXiv:2608.27763, whose code is not public, with pairs (x, y) = (key, value)."""
+    """Section 4 of arXiv:2608.27763, whose repository holds no code, with pairs (key, value)."""
     tokens = tokens_of(rule, batch=1, heads=1)
     tokens = tokens._replace(key=(2 * tokens.key).at[:, 3].set(0.7))
     found = {form: getattr(rule, form)(tokens).output[0, :, 0] for form in ("run", "recurrent")}
@@ -438,9 +439,10 @@ def test_longhorn_leaves_the_memory_where_its_objective_is_least():
 DECAYING = [
     name
     for name, rule in MATRIX_RULES.items()
-    if rule.decay != "none" and not issubclass(rule, AbstractSlotAttention | Mamba3)
+    if rule.decay != "none" and not issubclass(rule, AbstractSlotAttention | Mamba3 | SDMHeads)
 ]
-"""Not slots, which write everywhere, nor Mamba-3, whose decay comes between two reflections."""
+"""Not slots, which write everywhere or decay where they are written, nor Mamba-3, whose decay comes
+between two reflections."""
 
 
 @pytest.mark.parametrize("name", DECAYING)

@@ -23,6 +23,7 @@ from fwpkm_jax.rules.matrix.base import (
     Starts,
     State,
     Tokens,
+    forgotten,
     given,
 )
 from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
@@ -85,31 +86,33 @@ class SDMHeads(AbstractMatrixRule):
 
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         # Scores, which the softmax takes as they are.
-        return tuple(x.astype(compute_dtype(x.dtype)) for x in (query, key, value))
+        query, key, value = (x.astype(compute_dtype(x.dtype)) for x in (query, key, value))
+        return query, key, value
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return projected_decay(inputs), sigmoid_strength(inputs, negative_eigenvalues=False)
 
     def write(self, state: State, token: Tokens) -> State:
-        key, kept = self._key(token, state)
-        return delta_step(kept[:, None] * state, key, token.value, given(token.strength))
+        key, log_decay = self._key(token, state)
+        state = jnp.exp(log_decay)[:, None] * state
+        return delta_step(state, key, token.value, given(token.strength))
 
     def read(self, state: State, token: Tokens) -> Float[Array, " value"]:
         return _spread(*_slots(token.query, self.num_reads), state.shape[0])[0] @ state
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
-        key, kept = self._key(token, state)
+        key, log_decay = self._key(token, state)
 
         def decay(matrix):
-            return jnp.sum((1.0 - kept)[:, None] * jnp.square(matrix)) / 2
+            return jnp.sum(forgotten(log_decay)[:, None] * jnp.square(matrix)) / 2
 
         return LocalLoss(decay), error_loss(key, token.value, given(token.strength))
 
     def _key(self, token: Tokens, state: State) -> tuple[Array, Array]:
-        """The write weight of every slot, and the share of it that is kept."""
+        """The write weight of every slot, and its log decay, 0 where nothing is written."""
         key, written = _spread(*_slots(token.key, self.num_writes), state.shape[0])
         share = key if self.slot_decay == "weighted" else written
-        return key, jnp.exp(given(token.log_decay) * share)
+        return key, given(token.log_decay) * share
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         write_ids, write_weights = _slots(tokens.key, self.num_writes)

@@ -46,6 +46,7 @@ def expected_medians():
         "preconditioned_gated_deltanet": (of_rate, softplus[1]),
         "preconditioned_kda": (of_rate, softplus[1]),
         "raven": (of_rate, softplus[1]),
+        "sdm_heads": (of_rate, softplus[1]),
         "gated_slot_attention": (alone, sigmoid[0] ** (1 / 8)),
         "mamba2": (of_rate, softplus[-4]),
         "mamba3": (np.median(0.5**steps), 0.5 ** np.log1p(np.exp(-4))),  # Of rate log 2.

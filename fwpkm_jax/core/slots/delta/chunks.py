@@ -1,7 +1,7 @@
 """Sparse Delta Memory over whole sequences, a chunk of tokens at a time.
 
 Slots and weights do not depend on the table. So what the tokens of a chunk do to each other is
-known beforehand, in a first phase over all chunks (`_relations`), and a scan over the table needs
+known beforehand, in a first phase over all chunks (`relate`), and a scan over the table needs
 no loop over tokens (`_value_scan`). Per chunk, with the table M as earlier chunks left it and
 D[u, t] the decay of a slot from after the write of token u to after the decay of token t:
 
@@ -73,9 +73,9 @@ def sparse_delta(
         ids.reshape(number, num_groups * size, places), num_slots=num_groups * num_slots
     )
     distinct = logged_rows(num_groups * num_slots, groups)
-    relate = functools.partial(_relations, distinct=distinct, decay=decay)
+    phase = functools.partial(relate, distinct=distinct, decay=decay)
     relations = jax.lax.map(
-        lambda x: jax.checkpoint(relate)(*x),
+        lambda x: jax.checkpoint(phase)(*x),
         (groups.rank, *(chunks.write_weights, chunks.read_weights, chunks.log_decay)),
     )
     flat = tables.reshape(num_groups * num_slots, width)
@@ -84,7 +84,7 @@ def sparse_delta(
     return DeltaOutput(table.reshape(tables.shape), output)
 
 
-class _Relations(NamedTuple):
+class Relations(NamedTuple):
     """What the tokens of a chunk do to each other and to the rows that they touch.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Relations(NamedTuple):
     seen: Float[Array, "*chunks groups tokens tokens"]
 
 
-def _relations(
+def relate(
     rank: Int[Array, "groups_tokens places"],
     write_weights: Float[Array, "groups tokens writes"],
     read_weights: Float[Array, "groups tokens reads"],
@@ -110,7 +110,7 @@ def _relations(
     *,
     distinct: int,
     decay: Decay,
-) -> _Relations:
+) -> Relations:
     """The first phase of one chunk; `rank` numbers the rows that all groups touch."""
     num_groups, size, writes = write_weights.shape
     rank = rank.reshape(num_groups, size, -1)
@@ -133,7 +133,7 @@ def _relations(
     between = jax.lax.cumsum(so_far, axis=3, reverse=True) - so_far
     pairs = jnp.where(before, jnp.exp(between), 0.0) * weights[rank] * found[..., None]
     later = jnp.where(before, 0.0, by_place)[:, :, :writes]
-    return _Relations(
+    return Relations(
         found=found * jnp.exp(jnp.sum(so_far, axis=3)),
         left=write_weights * jnp.exp(jnp.sum(later, axis=3)),
         kept=kept,
@@ -145,7 +145,7 @@ def _relations(
 @jax.custom_vjp
 def _value_scan(
     table: Float[Array, "slots value"],
-    relations: _Relations,
+    relations: Relations,
     values: Float[Array, "chunks groups tokens value"],
     strength: Float[Array, "chunks groups tokens"],
     groups: SlotGroups,
@@ -186,7 +186,7 @@ def _scan_and_log(table, relations, values, strength, groups):
 class _Residuals(NamedTuple):
     log: Float[Array, "chunks distinct value"]
     errors: Float[Array, "chunks groups tokens value"]
-    relations: _Relations
+    relations: Relations
     strength: Float[Array, "chunks groups tokens"]
     groups: SlotGroups
     slots: Float[Array, "slots 0"]  # For the number of slots.
@@ -272,7 +272,7 @@ def _chunk_back(before, after_bar, of_rows, strength, groups, error, output_bar)
         ],
         axis=-1,
     )
-    relations_bar = _Relations(
+    relations_bar = Relations(
         found=found_bar.reshape(of_rows.found.shape),
         left=left_bar.reshape(of_rows.left.shape),
         kept=jnp.sum(before * after_bar, axis=-1),

@@ -24,6 +24,7 @@ TRAINED = (
     "lact",
     "matrix_memory",
     "sdm",
+    "sdm_heads",
     "titans",
 )
 TRAINED_SLOWLY = ("recall_without_memory", "recall_carried", "books_tiny", "fast_weight_layer")
@@ -63,7 +64,7 @@ def test_no_config_reads_text_outside_the_package_but_the_papers(tmp_path, monke
         data = load_config(name).data
         if isinstance(data, TextData):
             paths = (*data.train_paths, *data.valid_paths)
-            if name in (*TABLE_1, *PSWA) or name.startswith("ablations/"):
+            if name in (*TABLE_1, *PSWA, "sdm_heads") or name.startswith("ablations/"):
                 assert all(path.startswith("data/") for path in paths)
             else:
                 assert len(next(stream_documents(data, "train")).tokens) > data.length

@@ -212,8 +212,10 @@ class MatrixMemory(AbstractMixer):
         if axis is not None:
             output, memory = self.rule.run_part(tokens, start.memory, starts, axis=axis)
         else:
-            # Decoding has one token at a time, for which a chunk would be padding.
-            form = self.rule.run if length > 1 else self.rule.recurrent
+            # Decoding has one token at a time, for which a chunk would be padding, unless the other
+            # form goes over all of a large memory.
+            chunked = length > 1 or self.rule.sparse
+            form = self.rule.run if chunked else self.rule.recurrent
             output, memory = form(tokens, start.memory, starts)
         output = self.norm(output, gate.reshape(output.shape))
         y = unpack(self.out_proj(output.reshape(batch, length, -1)), packing)

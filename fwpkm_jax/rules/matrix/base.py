@@ -124,6 +124,10 @@ class AbstractMatrixRule(Checked, abc.ABC):
     that keeps the `chunked` of this class, "mixes_keys" if `delta`, else "fades"; for others
     "other"."""
 
+    sparse: ClassVar[bool] = False
+    """Whether a token touches few of the memory's numbers in `chunked`, but `write` goes over all:
+    a layer then decodes by `chunked`."""
+
     feature_map: FeatureMap = "identity"
     """Map that a layer applies to queries and keys."""
     convolution: bool = False

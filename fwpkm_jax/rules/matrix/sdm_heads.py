@@ -30,7 +30,7 @@ from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, projected_decay
 from fwpkm_jax.rules.matrix.recurrence import delta_step, error_loss
 
-_MOST = 64  # Slots that a token writes or reads where the rule does not say.
+_MOST = 128  # Slots that a token writes or reads where the rule does not say.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,13 @@ class SDMHeads(AbstractMatrixRule):
     strength: ClassVar = True
     learned_gates: ClassVar = SOFTPLUS_GATES
     transition: ClassVar = "other"
+    sparse: ClassVar = True
 
     convolution: bool = True
     num_writes: Count | None = None
-    """Slots that a token writes; None: as many as there are rows, at most 64."""
+    """Slots that a token writes; None: as many as there are rows, at most 128."""
     num_reads: Count | None = None
-    """Slots that a token reads; None: as many as there are rows, at most 64."""
+    """Slots that a token reads; None: as many as there are rows, at most 128."""
     slot_decay: Decay = "slot"
     """How much a token's decay acts on the slots that it writes: on all alike, or to the power of
     their write weights ("weighted")."""

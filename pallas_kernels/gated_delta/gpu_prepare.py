@@ -43,6 +43,7 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     send,
     smem,
     smem_halves,
+    split,
     start_copies,
     start_sending,
     store,
@@ -138,7 +139,7 @@ def _prepare_kernel(key, value, log_decay, span_sums, beta, to_token, *refs):
         to_row = jnp.exp(load(sums, COLUMN))
         for i in numbers:
             from_column = jnp.exp(load(sums.at[pl.ds(i * BLOCK, BLOCK)], ROW))
-            yield rows_times(to_row, columns_times(from_column, lower[i]))
+            yield split(rows_times(to_row, columns_times(from_column, lower[i])))
 
     below = [*decayed(LEVELS - 2, 0, 2)], [*decayed(LEVELS - 1, 0, 1)]
     inverse = triangle_inverse(on_diagonal(lower), *below, log_decay.at[place], work)

@@ -77,8 +77,8 @@ def on_diagonal(columns: Sequence[jax.Array]) -> jax.Array:
 
 def triangle_inverse(
     diagonal: jax.Array,
-    in_pairs: Sequence[jax.Array],
-    in_chunk: Sequence[jax.Array],
+    in_pairs: Sequence[Halves],
+    in_chunk: Sequence[Halves],
     log_decay: Any,
     work: Scratch,
 ) -> list[jax.Array]:
@@ -86,9 +86,9 @@ def triangle_inverse(
 
     Args:
       diagonal: `[chunk, 16]`, the diagonal blocks of `lower`, one below the other, without decays.
-      in_pairs: the first and third 16 columns of `lower`; of each the block below the diagonal's
-        is read.
-      in_chunk: the first and second 16 columns; the lower half is read.
+      in_pairs: halves of the first and third 16 columns of `lower`, in registers; of each the
+        block below the diagonal's is read.
+      in_chunk: of the first and second 16 columns; the lower half is read.
       log_decay: ref to the log decays of the tokens, `[blocks, 16]` in GPU memory.
       work: shared memory.
 
@@ -103,7 +103,6 @@ def triangle_inverse(
     row = plgpu.broadcasted_iota(jnp.int32, (CHUNK, BLOCK), 0, layout=LAYOUT)
     odd, upper = (row & BLOCK) != 0, row < SIDE
     of = [pl.ds(i * BLOCK, BLOCK) for i in range(BLOCKS)]
-    in_pairs, in_chunk = ([split(x) for x in columns] for columns in (in_pairs, in_chunk))
 
     # [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]], first for both pairs of blocks.
     inverse, product = (x.at(slice(None), of[0]) for x in (work.inverse, work.product))

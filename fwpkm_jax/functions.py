@@ -369,7 +369,6 @@ def sparse_delta(
     *,
     decay: Decay = "slot",
     segment_ids: SegmentIds | None = None,
-    chunk_size: int = 64,
 ) -> DeltaOutput:
     """A table of slots of which each token writes a few by the gated delta rule, then reads a few.
 
@@ -391,7 +390,6 @@ def sparse_delta(
       decay: "slot", or "weighted" for a decay of `exp(g k[n])`.
       segment_ids: documents; the first goes on with `table`, every other starts from a table of
         zeros; padding changes nothing. None: a row is one document.
-      chunk_size: tokens computed at once; changes speed, and results by rounding.
 
     Returns:
       `table` after the last token, and `output` `[batch, length, value]`.
@@ -427,10 +425,10 @@ def sparse_delta(
         g, beta = (jnp.where(real, x, 0) for x in (g, beta))
     written = _inside(table, write_ids, write_weights)
     tokens = DeltaTokens(*written, *_inside(table, read_ids, read_weights), v, g, beta)
-    how: dict[str, Any] = {"decay": decay, "chunk_size": chunk_size}
     if starts is None:
-        return delta_chunks.sparse_delta(table, tokens, **how)
-    return sparse_delta_in_documents(table, tokens, starts, fresh=jnp.zeros_like(table), **how)
+        return delta_chunks.sparse_delta(table, tokens, decay=decay)
+    empty = jnp.zeros_like(table)
+    return sparse_delta_in_documents(table, tokens, starts, fresh=empty, decay=decay)
 
 
 def linear_cross_entropy(

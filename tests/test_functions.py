@@ -414,12 +414,12 @@ def test_sparse_delta_writes_and_reads_its_slots_and_starts_documents_from_zeros
     table = given.pop("table")
     alone = jax.vmap(lambda table, given: write_and_read(table, DeltaTokens(*given)))
     expected = alone(table, tuple(given.values()))
-    out = functions.sparse_delta(table, **given, chunk_size=4)
+    out = functions.sparse_delta(table, **given)
     np.testing.assert_allclose(out.output, expected.output, rtol=0, atol=1e-12)
     np.testing.assert_allclose(out.table, expected.table, rtol=0, atol=1e-12)
 
     ids = jnp.asarray([[1, 1, 1, 2, 2, 2, 2, 0, 0]] * 2)
-    packed = functions.sparse_delta(table, **given, segment_ids=ids, chunk_size=4)
+    packed = functions.sparse_delta(table, **given, segment_ids=ids)
     for part, start in ((slice(3), table), (slice(3, 7), 0 * table)):
         piece = alone(start, tuple(x[:, part] for x in given.values()))
         np.testing.assert_allclose(packed.output[:, part], piece.output, rtol=0, atol=1e-12)

@@ -1,4 +1,4 @@
-"""States the bytes, registers and spills of the gated delta rule's kernels on an H100.
+"""States the bytes, registers and instructions of the gated delta rule's kernels on an H100.
 
     JAX_PLATFORMS=cpu PYTHONPATH=build/cuda:. python -m benchmarks.compiled.gated_delta
     JAX_PLATFORMS=cpu PYTHONPATH=build/cuda:. python -m benchmarks.compiled.gated_delta \
@@ -6,9 +6,9 @@
 
 A forward and backward pass is traced, and compiled for the H100, which needs its compiler
 (docs/howto/compile_ahead.md) but not the device. Bytes are those of every kernel's operands and
-results, each counted once. Registers and spills are the assembler's report. Launches are the
-instructions of the compiled program that a device starts, XLA's own included, and its bytes are
-those of their operands and results.
+results, each counted once. Registers and spills are the assembler's report, instructions and
+barriers those of its input. Launches are the instructions of the compiled program that a device
+starts, XLA's own included, and its bytes are those of their operands and results.
 """
 
 from collections.abc import Iterator, Sequence

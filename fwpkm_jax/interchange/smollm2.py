@@ -20,6 +20,7 @@ from fwpkm_jax.interchange.imported_run import start_run
 from fwpkm_jax.interchange.weights import Weights, abstract_weights
 from fwpkm_jax.io.safetensors import SafetensorsFile
 from fwpkm_jax.layers.memories.config import FastWeightConfig
+from fwpkm_jax.layers.mixers import AttentionConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules.fwpkm import FwPKM
 from fwpkm_jax.run.load import IMPORTED, load_run
@@ -43,6 +44,11 @@ MEMORY = FastWeightConfig(
     query_norm="l2",
     gate_residual=True,
 )
+
+MEMORY_MIXER = AttentionConfig(
+    num_heads=4, num_kv_heads=4, head_dim=32, window=32, norm_offset=False
+)
+"""Gathers the words of a statement or question, whose sum says where it is stored."""
 
 
 def smollm2_run(directory: Path, *, say: Callable[[str], None] = print) -> Path:
@@ -109,4 +115,6 @@ def with_memory(base: Path, new: Path, *, weights: Path | None = None) -> None:
 
 def model_with_memory(model: ModelConfig) -> ModelConfig:
     """The configuration of the model with the memory in it."""
-    return dataclasses.replace(model, memory_layers=(LAYER,), fast_weight=MEMORY)
+    return dataclasses.replace(
+        model, memory_layers=(LAYER,), memory_mixer=MEMORY_MIXER, fast_weight=MEMORY
+    )

@@ -100,6 +100,7 @@ def test_a_layer_alone_and_beside_titans(tmp_path):
     options = (
         *("--subkeys", 8, "--model-dim", 16, "--dim", 16, "--chunk-size", 32, "--length", 64),
         *("--backward-length", 32, "--batch", 1, "--repeats", 1, "--passes", "forward", "train"),
+        *("--rules", "fwpkm", "sdm"),
         *("--peer-titans", "python", "--peer-chunks", 16, "--out", out),
     )
     tasks = []
@@ -109,9 +110,10 @@ def test_a_layer_alone_and_beside_titans(tmp_path):
         peer=lambda task: tasks.append(task) or {"ms_per_token": 1.0},
     )
     rows = result(out)["rows"]
-    assert [(row["pass"], "peer" in row) for row in rows] == [
-        *(("forward", False), ("forward", True), ("train", False), ("train", True))
+    assert [(row["pass"], row.get("rule", "peer")) for row in rows] == [
+        (which, name) for which in ("forward", "train") for name in ("fwpkm", "sdm", "peer")
     ]
+    assert all(row["ms_per_token"] > 0 for row in rows)
     assert [task["tokens"] for task in tasks] == [64, 32]
 
 
@@ -290,7 +292,7 @@ def test_reading_of_long_texts(tmp_path):
 
 
 def test_what_a_benchmark_cannot_measure_is_an_error():
-    with pytest.raises(ValueError, match="rule=FwMLP: only FwPKM has a table of slots"):
+    with pytest.raises(ValueError, match="rule=FwMLP: only FwPKM's memory is filled here"):
         uniform_memory(FwMLP(key_dim=8, value_dim=8, hidden_dim=8))
     silent = types.SimpleNamespace(memory_analysis=lambda: None)
     with pytest.raises(ValueError, match="gives no account of memory"):

@@ -48,8 +48,6 @@ def from_json(values: Any, annotation: Any, *, path: str = "config", whole: bool
     """The configuration that `to_json` wrote, every name and type checked.
 
     Args:
-      values: parsed JSON.
-      annotation: the type expected.
       path: what errors call the place.
       whole: whether every field must be there, also one with a default: another version may have
         had another one, or not have had the field.

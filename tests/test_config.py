@@ -21,6 +21,7 @@ from fwpkm_jax.config import (
 from fwpkm_jax.config_json import UnknownNameError
 from fwpkm_jax.data import TextData
 from fwpkm_jax.io.untrusted import OutsideFileError
+from fwpkm_jax.layers.mixers import AttentionConfig
 from fwpkm_jax.layers.rotary import YarnConfig
 from fwpkm_jax.training.training_config import WITHOUT_EFFECT
 from tests.training.tiny_config import get_config
@@ -91,6 +92,13 @@ def shown_help(capsys, *arguments):
         parse_command_line([*arguments, "--help"], default=CONFIG)
     assert exit.value.code == 0
     return capsys.readouterr().out
+
+
+def test_the_mixer_of_memories_is_the_json_of_a_configuration():
+    mixer = AttentionConfig(window=8)
+    given = parse("--model.memory_mixer", '{"class": "AttentionConfig", "window": 8}')
+    assert given == override(get_config(), "model.memory_mixer", mixer)
+    assert parse("--model.memory_mixer", "None") == get_config()
 
 
 def test_help_lists_the_options_that_the_models_layers_use(capsys):

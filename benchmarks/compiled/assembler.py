@@ -20,14 +20,19 @@ def assembled(traced: Any) -> dict[str, dict[str, int]]:
 
     Nothing is written about a program that this process compiled before.
     """
+    return compiled_and_report(traced)[1]
+
+
+def compiled_and_report(traced: Any) -> tuple[Any, dict[str, dict[str, int]]]:
+    """The compiled function besides, for the device of its arguments."""
     with tempfile.TemporaryDirectory() as folder:
         # Variables by which JAX writes its kernels, and what the assembler says, to a folder.
         asked = {"MOSAIC_GPU_DUMP_TO": folder, "MOSAIC_GPU_DUMP_PTXAS": "1"}
         with mock.patch.dict(os.environ, asked):
-            traced.lower().compile()
+            compiled = traced.lower().compile()
         files = sorted(Path(folder).glob("*.ptxas"))
         rows = [counted(x.read_text(), x.with_suffix(".ptx").read_text()) for x in files]
-    return {kernel: row for kernels in rows for kernel, row in kernels.items()}
+    return compiled, {kernel: row for kernels in rows for kernel, row in kernels.items()}
 
 
 def counted(report: str, program: str) -> dict[str, dict[str, int]]:

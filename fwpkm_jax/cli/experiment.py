@@ -23,13 +23,12 @@ from fwpkm_jax.data import vocab_size
 from fwpkm_jax.io.atomic import check_local
 from fwpkm_jax.io.options import read_options
 from fwpkm_jax.layers import FastWeightConfig
-from fwpkm_jax.layers.mixers import AttentionConfig, GatedDeltaNetConfig
+from fwpkm_jax.layers.mixers import AbstractMixerConfig, AttentionConfig, GatedDeltaNetConfig
 from fwpkm_jax.layers.mixers.registry import mixer_config, mixer_names
-from fwpkm_jax.models.config import Mixer, ModelConfig
+from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run.train import resume_experiment
 
-# tyro breaks no lines of a description.
 _DESCRIPTION = """Trains {origin}, whose own values are the defaults below.
 
 Another one: the name of a shipped config (`fwpkm configs`), or a .py file.
@@ -203,7 +202,7 @@ class _Reads:
 
     def __init__(self, model: ModelConfig) -> None:
         self._model = model
-        self.names = {"fast_weight_layer", "lora"}
+        self.names = {"fast_weight_layer", "lora", "memory_mixer"}
 
     def __getattr__(self, name: str) -> Any:
         self.names.add(name)
@@ -219,25 +218,31 @@ def _optional_section(annotation: Any) -> Any:
 
 def _mixer(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     """Reads and writes a mixer as one argument: its name, or the JSON of its configuration."""
-    if set(typing.get_args(info.type)) != set(typing.get_args(Mixer)):
+    kinds = typing.get_args(info.type)
+    if AbstractMixerConfig not in kinds:
         return None
+    named = str in kinds  # A layer's mixer; that of memories is a configuration or None.
+    path = "model.mixers" if named else "model.memory_mixer"
 
     def read(arguments: list[str]) -> Any:
         (text,) = arguments
-        if not text.startswith("{"):
+        if named and not text.startswith("{"):
             return text
+        if not named and text == "None":
+            return None
         try:
-            return from_json(json.loads(text), Mixer, path="model.mixers")
+            return from_json(json.loads(text), AbstractMixerConfig, path=path)
         except ValueError as error:  # tyro would not print its message.
-            raise TypeError(f"model.mixers={text!r}: {error}") from error
+            raise TypeError(f"{path}={text!r}: {error}") from error
 
     def write(mixer: Any) -> list[str]:
-        return [mixer if isinstance(mixer, str) else json.dumps(to_json(mixer))]
+        plain = mixer is None or isinstance(mixer, str)
+        return [str(mixer) if plain else json.dumps(to_json(mixer))]
 
     return PrimitiveConstructorSpec(
         nargs=1,
-        metavar=f"{{{','.join((*mixer_names(), 'JSON'))}}}",
+        metavar=f"{{{','.join((*(mixer_names() if named else ('None',)), 'JSON'))}}}",
         instance_from_str=read,
-        is_instance=lambda value: isinstance(value, typing.get_args(Mixer)),
+        is_instance=lambda value: isinstance(value, kinds),
         str_from_instance=write,
     )

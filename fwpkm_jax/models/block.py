@@ -34,10 +34,12 @@ class BlockStream(NamedTuple):
     Attributes:
       cache: the token mixer's cache.
       pending: the memory's queue of tokens that are not written yet; None without a memory.
+      memory_cache: the cache of the memory's own mixer; None without one.
     """
 
     cache: Any
     pending: Pending | None
+    memory_cache: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,9 @@ class BlockOutput(NamedTuple):
 class Block(nnx.Module):
     """[fast-weight memory] -> token mixer -> MLP, PKM or experts, each on the residual stream.
 
+    A memory may have a mixer of its own. It reads the normalised stream, and the memory reads the
+    sum of stream and output, which goes nowhere else.
+
     Mixer and MLP read the normalised stream. With `norms="outputs"` they read the stream itself,
     and their outputs are normalised before they are added; with "both", inputs and outputs are.
     """
@@ -111,6 +116,7 @@ class Block(nnx.Module):
         *,
         path: str,
         norm_eps: float,
+        memory_mixer: AbstractMixer | None = None,
         norm_offset: bool = True,
         norms: Norms = "inputs",
     ):
@@ -122,6 +128,8 @@ class Block(nnx.Module):
         def norm() -> RMSNorm:
             return RMSNorm(model_dim, eps=norm_eps, offset=norm_offset)
 
+        self.memory_mixer_norm = None if memory_mixer is None else norm()
+        self.memory_mixer = memory_mixer
         self.mixer_norm = norm()
         self.mixer = mixer
         self.feed_forward_norm = norm()
@@ -146,8 +154,9 @@ class Block(nnx.Module):
         if layer is not None:
             if context.partition is not None:
                 layer = gathered(context.partition, layer, f"{self.path}/memory")
+            seen = x if self.memory_mixer is None else self._mixed(x, None, context)[0]
             y, memory, info = layer(
-                x,
+                seen,
                 memory,
                 mask=context.real,
                 starts=context.starts,
@@ -179,13 +188,17 @@ class Block(nnx.Module):
           The residual stream after the layer, the memory, the layer's new state, and what the
           memory did (None without a memory).
         """
-        layer, info, pending = self.memory, None, state.pending
+        layer, info = self.memory, None
+        pending, memory_cache = state.pending, state.memory_cache
         if layer is not None:
             assert pending is not None, "a stream of a memory layer carries its queue"
             if context.partition is not None:
                 layer = gathered(context.partition, layer, f"{self.path}/memory")
+            seen = x
+            if self.memory_mixer is not None:
+                seen, memory_cache = self._mixed(x, memory_cache, context)
             y, memory, pending, info = layer.stream(
-                x,
+                seen,
                 memory,
                 pending,
                 mask=context.real,
@@ -198,27 +211,48 @@ class Block(nnx.Module):
             )
             x = x + y
         out, cache = self._mix_and_feed_forward(x, state.cache, context=context)
-        return out.x, memory, BlockStream(cache, pending), info
+        return out.x, memory, BlockStream(cache, pending, memory_cache), info
 
     def init_stream(
         self, batch: int, groups: int, *, max_length: int, max_chunk_size: int, dtype: Any
     ) -> BlockStream:
         """The state at the start of a stream: an empty cache and an empty queue."""
-        cache = self.mixer.init_cache(batch, max_length=max_length, dtype=dtype)
+        cache, memory_cache = (
+            None if mixer is None else mixer.init_cache(batch, max_length=max_length, dtype=dtype)
+            for mixer in (self.mixer, self.memory_mixer)
+        )
         if self.memory is None:
             return BlockStream(cache, None)
         memory_dtype = jnp.promote_types(dtype, jnp.float32)
         pending = self.memory.init_pending(
             batch, groups, max_chunk_size=max_chunk_size, dtype=memory_dtype
         )
-        return BlockStream(cache, pending)
+        return BlockStream(cache, pending, memory_cache)
 
     def reset_cache(self, state: BlockStream, *, pending: bool) -> BlockStream:
-        """Empties the mixer's cache, and with `pending` also the queue; capacities stay."""
-        cache = self.mixer.reset_cache(state.cache)
+        """Empties the mixers' caches, and with `pending` also the queue; capacities stay."""
+        state = state._replace(cache=self.mixer.reset_cache(state.cache))
+        if self.memory_mixer is not None:
+            state = state._replace(memory_cache=self.memory_mixer.reset_cache(state.memory_cache))
         if pending and state.pending is not None:
-            return BlockStream(cache, clear(state.pending))
-        return BlockStream(cache, state.pending)
+            return state._replace(pending=clear(state.pending))
+        return state
+
+    def _mixed(self, x: jax.Array, cache: Any, context: ForwardContext) -> tuple[jax.Array, Any]:
+        """What a memory with a mixer of its own reads, and the mixer's cache."""
+        mixer, partition = self.memory_mixer, context.partition
+        assert mixer is not None
+        assert self.memory_mixer_norm is not None
+        if partition is not None:
+            mixer = gathered(partition, mixer, f"{self.path}/memory_mixer")
+        y, cache = mixer(
+            self.memory_mixer_norm(x),
+            mask=context.mask,
+            starts=context.starts,
+            cache=cache,
+            partition=partition,
+        )
+        return x + y if partition is None else partition.by_sequence(x + y), cache
 
     def _mix_and_feed_forward(
         self, x: jax.Array, cache: Any = None, *, context: ForwardContext
@@ -237,7 +271,10 @@ class Block(nnx.Module):
             normed, mask=context.mask, starts=context.starts, cache=cache, partition=partition
         )
         mixed = checkpoint_name(mixed, MIXED)
-        mixed = self._output_normed(mixed, self.mixer_norm, self.mixer_output_norm)
+        mixer_norm, feed_forward_norm = self.mixer_output_norm, self.feed_forward_output_norm
+        if self.norms == "outputs":  # Then a sub-layer's only norm is that of its output.
+            mixer_norm, feed_forward_norm = self.mixer_norm, self.feed_forward_norm
+        mixed = mixed if mixer_norm is None else mixer_norm(mixed)
         if partition is not None:
             x, mixed = partition.by_sequence(x + mixed), None
         x, normed = self._sum_and_norm(self.feed_forward_norm, x, mixed, fused)
@@ -254,7 +291,7 @@ class Block(nnx.Module):
             y, facts["router_load"] = feed_forward(normed, partition=partition)
         else:
             y = feed_forward(normed)
-        x = x + self._output_normed(y, self.feed_forward_norm, self.feed_forward_output_norm)
+        x = x + (y if feed_forward_norm is None else feed_forward_norm(y))
         x = x if partition is None else partition.by_sequence(x)
         return BlockOutput(x, **facts), cache
 
@@ -268,9 +305,3 @@ class Block(nnx.Module):
             return norm.after_sum(x, branch)
         x = x if branch is None else x + branch
         return x, x if post_norm else norm(x)
-
-    def _output_normed(self, y: jax.Array, norm: RMSNorm, output_norm: RMSNorm | None) -> jax.Array:
-        """What a sub-layer adds, from its output."""
-        if output_norm is not None:
-            return output_norm(y)
-        return norm(y) if self.norms == "outputs" else y

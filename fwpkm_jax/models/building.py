@@ -21,9 +21,7 @@ def build_blocks(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs) -> list[Any
     """The decoder's blocks in order, with their initial weights.
 
     Args:
-      config: the layout.
       dtype: of the activations; None follows the input.
-      rngs: for the initial weights.
     """
     dim = config.model_dim
     shared: dict[str, Any] = {"norm_eps": config.norm_eps, "init_std": config.init_std}
@@ -52,14 +50,17 @@ def build_blocks(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs) -> list[Any
                 dtype=dtype,
                 rngs=rngs,
             )
-        memory = None
+        memory = memory_mixer = None
         if index in config.memory_layers:
             memory = FastWeight(config.fast_weight, dim, **shared)
+            if config.memory_mixer is not None:
+                memory_mixer = config.memory_mixer.build(dim, **shared)
         block = Block(
             mixer,
             feed_forward,
             memory,
             dim,
+            memory_mixer=memory_mixer,
             path=f"blocks/{index}",
             norm_eps=config.norm_eps,
             norm_offset=config.norm_offset,
@@ -93,7 +94,7 @@ def store_matrices(model: nnx.Module, dtype: Any) -> None:
     leaves, structure = jax.tree.flatten(params)
 
     def stored(name: str, role: Role) -> Any:
-        of_memory = re.fullmatch(r"fast_weight_layer/.*|blocks/\d+/memory/.*", name)
+        of_memory = re.fullmatch(r"fast_weight_layer/.*|blocks/\d+/memory(_mixer\w*)?/.*", name)
         return jnp.float32 if of_memory or role not in MATRICES else dtype
 
     names = declarations(params).items()

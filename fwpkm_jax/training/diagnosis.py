@@ -19,7 +19,8 @@ from fwpkm_jax.training.micro_batches import Batch, micro_batch_memory, split_ba
 from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState, named_leaves
 
 _PARTS = (
-    *("embedding", "blocks", "memory", "mixer_norm", "mixer", "mixer_output_norm"),
+    *("embedding", "blocks", "memory_mixer_norm", "memory_mixer", "memory"),
+    *("mixer_norm", "mixer", "mixer_output_norm"),
     *("feed_forward_norm", "feed_forward", "feed_forward_output_norm"),
     *("final_norm", "fast_weight_layer", "head", "head_bias"),
 )
@@ -44,14 +45,6 @@ def diagnose(
     The failed step left the parameters as they were but has written to the fast weights. So the
     pass is repeated from the initial fast weights. A value that is not finite even then comes from
     a layer; otherwise the fast weights became non-finite first. The pass runs outside jit.
-
-    Args:
-      graphdef: the model's structure.
-      state: the state after the failed step.
-      batch: the failed step's batch.
-      clean_memory: the run's initial memory, in the shape of `state.memory`.
-      micro_batches: as in the step.
-      memory: groups and lifetime, as in the step.
 
     Returns:
       A clause without a full stop, for an error message.

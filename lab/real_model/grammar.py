@@ -15,11 +15,12 @@ import random
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.options import parse
+from lab.real_model.events import Relation, Relations, fill
 
 FOLDER = Path(__file__).parent
 _MONTHS = "January February March April May June July August September October November December"
@@ -64,6 +65,7 @@ _ARTICLES = (
     *("a ", "the ", "the ", "his ", "her ", "in the ", "near the ", "by the ", "only ", "two "),
     *("some ", "an old ", "a new ", "behind the ", "with a ", "the red ", "five ", "on "),
 )
+_JOINTS = ["and", "and", "but", "while", "because", "though", "so"]
 TEST_SHARE = 5
 """One form or word of so many is kept for the test."""
 
@@ -86,6 +88,8 @@ class Options:
     """Forms that are kept apart for the test."""
     new_words: bool = False
     """Names and values that are kept apart for the test."""
+    wide: float = 0.0
+    """Share of relations of drawn verbs and nouns, for training."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +133,17 @@ class Grammar:
       books: sentences that may stand between facts.
       new_forms: sentences of the test, not of training.
       new_words: names and values of the test, not of training.
+      wide: share of relations of drawn verbs and nouns.
     """
 
     def __init__(
-        self, tokenizer_json: Path, books: list[str], *, new_forms: bool, new_words: bool
+        self,
+        tokenizer_json: Path,
+        books: list[str],
+        *,
+        new_forms: bool,
+        new_words: bool,
+        wide: float = 0.0,
     ) -> None:
         vocabulary = json.loads(tokenizer_json.read_text())["model"]["vocab"]
         # The marker of a token that begins with a space.
@@ -153,9 +164,11 @@ class Grammar:
         # Without a form of their own split, the speaker's own facts are left out.
         self._has_own = bool(self._parts["my statement"] and self._parts["my question"])
         self._relations = [
-            (*head, chosen(statements), chosen(questions))
-            for *head, statements, questions in _relations((FOLDER / "relations.txt").read_text())
+            one._replace(statements=chosen(one.statements), questions=chosen(one.questions))
+            for one in _relations((FOLDER / "relations.txt").read_text())
         ]
+        self._wide = wide
+        self._drawn = Relations(lambda form: kept(form) == new_forms, self._thing_word, self._name)
 
     def session(self, rng: random.Random, *, facts: int, asked: int, chat: float) -> Session:
         """One session.
@@ -168,23 +181,35 @@ class Grammar:
         """
         people = [self._name(rng) for _ in range(rng.randint(2, 5))]
         things = [
-            _fill(rng.choice(self._parts["thing"]), X=self._thing(rng))
+            fill(rng.choice(self._parts["thing"]), X=self._thing(rng))
             for _ in range(rng.randint(1, 2))
         ]
-        pairs: dict[tuple[str, str], tuple] = {}
+        pairs: dict[tuple[str, str], Relation] = {}
         while len(pairs) < facts:
-            relation = rng.choice(self._relations)
+            if self._wide and rng.random() < self._wide:
+                relation = self._drawn.draw(rng)
+            else:
+                relation = rng.choice(self._relations)
             if pairs and rng.random() < 0.3:
                 relation = rng.choice(list(pairs.values()))  # The same of two owners.
-            owner = rng.choice(people if relation[0] == "p" else things)
-            if self._has_own and relation[0] == "p" and rng.random() < 0.12:
+            owner = rng.choice(people if relation.owner == "p" else things)
+            if relation.owner == "I":
+                owner = "I"
+            if (
+                self._has_own
+                and relation.has_noun
+                and relation.owner == "p"
+                and rng.random() < 0.12
+            ):
                 owner = "my"
-            pairs.setdefault((owner, relation[2][0]), relation)
+            pairs.setdefault((owner, relation.nouns[0]), relation)
         told: list[Fact | str] = []
         latest: dict[tuple[str, str], int] = {}
         order = list(pairs)
         if rng.random() < 0.5:
             order.sort(key=lambda pair: pair[0])  # What is said of one stands together.
+        elif self._wide and rng.random() < 0.5:
+            order.sort(key=lambda pair: pair[1])  # The same of several.
         pronouns = {owner: rng.choice([("he", "his"), ("she", "her")]) for owner in people}
         before = None
         for pair in order:
@@ -192,10 +217,18 @@ class Grammar:
                 told.append(self._between(rng))
                 before = None
             latest[pair] = len(told)
-            pronoun = pronouns.get(pair[0]) if before == pair[0] and rng.random() < 0.6 else None
-            value = self._value(rng, pairs[pair][1])
-            told.append(self._fact(rng, pair[0], pairs[pair], value, "", pronoun))
-            before = pair[0]
+            same = before is not None and before[0] == pair[0]
+            pronoun = pronouns.get(pair[0]) if same and rng.random() < 0.6 else None
+            value = self._value(rng, pairs[pair].kind)
+            joined = bool(self._wide) and before is not None and rng.random() < 0.5
+            if joined and before is not None and before[1] == pair[1]:
+                self._add_gapped(rng, told, pair[0], value)
+            elif joined and pronoun is not None:
+                fact = self._fact(rng, pair[0], pairs[pair], value, rng.choice(_JOINTS), pronoun)
+                self._add_joined(rng, told, fact, pronoun)
+            else:
+                told.append(self._fact(rng, pair[0], pairs[pair], value, "", pronoun))
+            before = pair
         for pair, relation in pairs.items():
             draw = rng.random()
             if draw < 0.04:
@@ -207,7 +240,7 @@ class Grammar:
                 change = rng.choice(["No,", "Actually,", "Correction:", "Sorry,", "Wait,"])
                 latest[pair] = len(told)
                 told.append(
-                    self._fact(rng, pair[0], relation, self._value(rng, relation[1]), change)
+                    self._fact(rng, pair[0], relation, self._value(rng, relation.kind), change)
                 )
         questions = []
         asked_in_chat = rng.random() < chat
@@ -215,51 +248,76 @@ class Grammar:
             fact = told[latest[pair]]
             assert isinstance(fact, Fact)
             same = not asked_in_chat and rng.random() < 0.25
+            # A joined statement may lack its subject.
+            same = same and (not self._wide or pair[0] in fact.before)
             text = fact.before if same else self._question(rng, pair[0], pairs[pair], asked_in_chat)
             questions.append(Question(text, fact.value, latest[pair]))
         return Session(told, questions, rng.random() < chat, asked_in_chat)
+
+    def _add_joined(
+        self, rng: random.Random, told: list[Fact | str], fact: Fact, pronoun: tuple[str, str]
+    ) -> None:
+        """Adds a fact to the sentence before, at times without its subject."""
+        last = told[-1]
+        assert isinstance(last, Fact)
+        told[-1] = replace(last, after=last.after[:-1] + rng.choice([",", ""]))
+        joint, _, rest = fact.before.partition(" ")
+        if rest.startswith(f"{pronoun[0]} ") and rng.random() < 0.5:
+            rest = rest.removeprefix(f"{pronoun[0]} ")
+            joint = rng.choice(["", joint])
+        told.append(replace(fact, before=f"{joint[:1].lower()}{joint[1:]} {rest}".strip()))
+
+    def _add_gapped(
+        self, rng: random.Random, told: list[Fact | str], owner: str, value: str
+    ) -> None:
+        """Adds the same fact of another owner, without the words that both share."""
+        last = told[-1]
+        assert isinstance(last, Fact)
+        told[-1] = replace(last, after=rng.choice([",", ";", " and", ""]))
+        words = owner + rng.choice(["", "", ",", ":"])
+        if rng.random() < 0.4:
+            words += f" {last.before.split()[-1]}"
+        told.append(Fact(words, value, rng.choice([".", ".", ";"])))
 
     def _fact(
         self,
         rng: random.Random,
         owner: str,
-        relation: tuple,
+        relation: Relation,
         value: str,
         opening: str,
         pronoun: tuple[str, str] | None = None,
     ) -> Fact:
-        _, _, nouns, statements, _ = relation
         if owner == "my":
             form = rng.choice(self._parts["my statement"])
-        elif statements and rng.random() < 0.6:
-            form = rng.choice(statements)
+        elif relation.statements and (not relation.has_noun or rng.random() < 0.6):
+            form = rng.choice(relation.statements)
         else:
             form = rng.choice(self._parts["own statement"])
-        form = _fill(form, R=rng.choice(nouns))
+        form = fill(form, R=rng.choice(relation.nouns))
         if not opening and rng.random() < 0.5:
             opening = rng.choice(self._parts["opening"])
         if pronoun is not None:
-            text = _fill(form, P=pronoun[1], N=pronoun[0])
+            text = fill(form, P=pronoun[1], N=pronoun[0])
         else:
-            text = _fill(form, P=_possessive(rng, owner), N=owner)
+            text = fill(form, P=_possessive(rng, owner), N=owner)
         text = f"{opening} {text}" if opening else text
         text = text[0].upper() + text[1:]
         before, after = re.split(r"(?<!\w)V(?!\w)", text, maxsplit=1)
         tail = rng.choice(self._parts["tail"]) if not after and rng.random() < 0.3 else ""
         return Fact(before.rstrip(), value, after + tail + rng.choice([".", ".", ".", "!", ";"]))
 
-    def _question(self, rng: random.Random, owner: str, relation: tuple, chat: bool) -> str:
-        _, _, nouns, _, questions = relation
+    def _question(self, rng: random.Random, owner: str, relation: Relation, chat: bool) -> str:
         if owner == "my":
             form = rng.choice(self._parts["my question"])
-        elif questions and rng.random() < 0.7:
-            form = rng.choice(questions)
+        elif relation.questions and (not relation.has_noun or rng.random() < 0.7):
+            form = rng.choice(relation.questions)
         else:
             form = rng.choice(self._parts["own question"])
-        form = _fill(form, R=rng.choice(nouns))
-        text = _fill(form, P=_possessive(rng, owner), N=owner)
+        form = fill(form, R=rng.choice(relation.nouns))
+        text = fill(form, P=_possessive(rng, owner), N=owner)
         frame = rng.choice(self._parts["chat question" if chat else "plain question"])
-        return _fill(frame, Q=text)
+        return fill(frame, Q=text)
 
     def _between(self, rng: random.Random) -> str:
         if rng.random() < 0.5:
@@ -280,6 +338,9 @@ class Grammar:
             return str(rng.randint(2, 99))
         return rng.choice(self._low if draw < 0.6 else self._high)
 
+    def _thing_word(self, rng: random.Random) -> str:
+        return rng.choice(self._low)
+
     def _value(self, rng: random.Random, kind: str) -> str:
         if kind == "number":
             if rng.random() < 0.2:
@@ -295,15 +356,9 @@ class Grammar:
 
 
 def _possessive(rng: random.Random, owner: str) -> str:
-    if owner == "my":
+    if owner in ("my", "I"):
         return "my"
     return owner + ("'" if owner.endswith("s") and rng.random() < 0.3 else "'s")
-
-
-def _fill(form: str, **parts: str) -> str:
-    """The form with its letters replaced; a letter counts where no other stands beside it."""
-    names = "|".join(parts)
-    return re.sub(rf"(?<!\w)({names})(?!\w)", lambda match: parts[match[1]], form)
 
 
 def _parts(text: str) -> dict[str, list[str]]:
@@ -318,17 +373,17 @@ def _parts(text: str) -> dict[str, list[str]]:
     return parts
 
 
-def _relations(text: str) -> list[tuple]:
+def _relations(text: str) -> list[Relation]:
     """Owner's kind, value's kind, nouns, statements and questions of each relation."""
-    relations: list[tuple] = []
+    relations: list[Relation] = []
     for line in text.splitlines():
         if line.startswith("="):
             kinds, *nouns = line[1:].split("|")
-            relations.append((*kinds.split(), [noun.strip() for noun in nouns], [], []))
+            relations.append(Relation(*kinds.split(), [noun.strip() for noun in nouns], [], []))
         elif line.startswith("+"):
-            relations[-1][3].append(line[2:])
+            relations[-1].statements.append(line[2:])
         elif line.startswith("?"):
-            relations[-1][4].append(line[2:].rstrip("?"))
+            relations[-1].questions.append(line[2:].rstrip("?"))
     return relations
 
 
@@ -384,6 +439,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sentences(options.books),
         new_forms=options.new_forms,
         new_words=options.new_words,
+        wide=options.wide,
     )
     with options.out.open("w") as file:
         for number in range(options.sessions):

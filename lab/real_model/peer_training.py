@@ -13,6 +13,7 @@ What decides how fast it learns:
 - the layers under the memory are frozen: hidden states of many sessions are computed once;
 - values begin as a linear code of the token that was read, and the output as the map from that code
   to the direction that makes the frozen layers above say the token (the mean Jacobian);
+- queries read the words before them through an attention layer, whose output only the memory reads;
 - an address loss on the cosine of queries, and one on the share of a read that is the right one;
 - the gate is shown where values begin.
 """
@@ -35,8 +36,10 @@ from lab.real_model.grammar import Fact, Grammar, sentences
 
 LAYER, CHUNK, TOP_K, SUBKEYS, KEY, VALUE, MODEL = 22, 64, 16, 128, 128, 256, 576
 TOLD, ASKED, QUESTIONS, ANSWER = 256, 160, 12, 5
-SESSIONS, BATCH, MINUTES, RATE = 2752, 8, 60, 1e-3
-PAIRS = 600  # Steps of the address loss alone, before all else.
+HEADS, HEAD, WINDOW, TURNED = 4, 32, 32, 8
+SESSIONS, WIDE, BATCH, MINUTES, RATE = 5600, 0.3, 8, 60, 1e-3
+PAIRS = 450  # Steps of the address loss alone, before all else.
+SIZE = 8.0  # Of the attention's first output beside states whose root mean square is about 12.
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
 SYSTEM += "<|im_end|>\n"
 USER, END, ASSISTANT = "<|im_start|>user\n", "<|im_end|>\n", "<|im_start|>assistant\n"
@@ -57,11 +60,48 @@ def shared(ids, weights, other_ids, other_weights):
     return total
 
 
-class Memory(nn.Module):
-    """FwPKM with still keys and an empty table."""
+class Attention(nn.Module):
+    """The library's: gated, queries and keys normed by head, a part of each head rotated."""
 
     def __init__(self):
         super().__init__()
+        width = HEADS * HEAD
+        self.norm = nn.Parameter(torch.ones(MODEL))
+        self.q_norm, self.k_norm = nn.Parameter(torch.ones(HEAD)), nn.Parameter(torch.ones(HEAD))
+        self.q, self.k = nn.Linear(MODEL, 2 * width, False), nn.Linear(MODEL, width, False)
+        self.v, self.o = nn.Linear(MODEL, width, False), nn.Linear(width, MODEL, False)
+        for layer in (self.q, self.k, self.v, self.o):
+            nn.init.normal_(layer.weight, std=0.02)
+
+    def rotated(self, x):
+        speeds = 10_000.0 ** (-torch.arange(0, TURNED, 2) / TURNED)
+        angle = torch.arange(x.shape[1])[:, None] * speeds
+        cosine, sine = angle.cos()[:, None], angle.sin()[:, None]
+        first, second = x[..., :TURNED].chunk(2, -1)
+        turned = first * cosine - second * sine, second * cosine + first * sine
+        return torch.cat([*turned, x[..., TURNED:]], -1)
+
+    def forward(self, x):
+        x, shape = unit(x, self.norm), (*x.shape[:2], HEADS, -1)
+        query, gate = self.q(x).view(shape).chunk(2, -1)
+        key, value = self.k(x).view(shape), self.v(x).view(shape)
+        query = self.rotated(unit(query, self.q_norm))
+        key = self.rotated(unit(key, self.k_norm))
+        place = torch.arange(x.shape[1])
+        back = place[:, None] - place
+        mask = (back >= 0) & (back < WINDOW)
+        heads = [y.transpose(1, 2) for y in (query, key, value)]
+        out = F.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2)
+        return SIZE * self.o((out * gate.sigmoid()).flatten(2))
+
+
+class Memory(nn.Module):
+    """FwPKM with still keys and an empty table, behind an attention layer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention()
+        self.spared = torch.zeros(MODEL, 0)  # Directions in which the attention adds nothing.
         for name in ("query", "value", "gate"):
             self.register_parameter(f"{name}_scale", nn.Parameter(torch.ones(MODEL)))
         self.out_scale = nn.Parameter(torch.ones(VALUE))
@@ -73,8 +113,27 @@ class Memory(nn.Module):
         nn.init.constant_(self.gate.bias, 2.0)
         self.register_buffer("keys", torch.zeros(2, SUBKEYS, KEY // 2))
 
+    def seen(self, x):
+        """The stream with what the attention adds."""
+        added = self.attention(x)
+        return x + added - (added @ self.spared) @ self.spared.T
+
+    def spare(self):
+        """Keeps the attention out of what values and gates read, so that these stay."""
+        with torch.no_grad():
+            gate = (self.gate.weight * self.gate_scale).mean(0, keepdim=True)
+            rows = torch.cat([self.value.weight * self.value_scale, gate])
+            self.spared = torch.linalg.qr(rows.T)[0]
+
+    def join(self):
+        """Ends `spare` with the same outputs, so that all can learn together."""
+        with torch.no_grad():
+            weight = self.attention.o.weight
+            weight.copy_(weight - self.spared @ (self.spared.T @ weight))
+            self.spared = torch.zeros(MODEL, 0)
+
     def queries(self, x):
-        """Halves of unit length."""
+        """Halves of unit length, of what is seen."""
         halves = self.query(unit(x, self.query_scale)).unflatten(-1, (2, -1))
         return (halves * torch.rsqrt(halves.pow(2).sum(-1, keepdim=True) + 1e-6)).flatten(-2)
 
@@ -101,11 +160,11 @@ class Memory(nn.Module):
 
     def forward(self, told, told_mask, asked, *, write=True):
         """What the layer adds to the asking row, and what it was made of."""
-        query, value, gate = self.signals(asked)
+        query, value, gate = self.signals(self.seen(asked))
         ids, weights = self.slots(query)
-        read, made = torch.zeros_like(value), {"gate": gate}
+        read, made = torch.zeros_like(value), {"gate": gate, "query": query}
         if write:
-            told_query, told_value, told_gate = self.signals(told)
+            told_query, told_value, told_gate = self.signals(self.seen(told))
             told_ids, told_weights = self.slots(told_query)
             real, length = told_mask.float(), told.shape[1]
             place = torch.arange(length)
@@ -133,7 +192,8 @@ class Memory(nn.Module):
                 steps.append(TOP_K * told_weights[:, here] / counts)
             found = shared(ids, weights, told_ids, torch.cat(steps, 1))
             read = found @ torch.cat(errors, 1)
-            made |= {"told_gate": told_gate, "found": found * weight[:, None]}
+            made |= {"told_gate": told_gate, "told_query": told_query}
+            made["found"] = found * weight[:, None]
         mixed = gate[..., None] * read + (1 - gate[..., None]) * value
         return gate[..., None] * self.out(unit(mixed, self.out_scale)), made
 
@@ -144,8 +204,17 @@ class Memory(nn.Module):
             linear = getattr(self, name)
             arrays[f"{layer}/{name}_proj/kernel"] = linear.weight.detach().numpy().T
             arrays[f"{layer}/{name}_proj/bias"] = linear.bias.detach().numpy()
-            arrays[f"{layer}/{name}_norm/weight"] = getattr(self, f"{name}_scale").detach().numpy()
+            # The library multiplies by 1 + weight.
+            scale = getattr(self, f"{name}_scale").detach().numpy()
+            arrays[f"{layer}/{name}_norm/weight"] = scale - 1
         arrays[f"memory/layer_{LAYER}/keys"] = self.keys.numpy()[None, None]
+        attention = self.attention
+        arrays[f"{layer}_mixer_norm/weight"] = attention.norm.detach().numpy()
+        for name, size in (("q", 1.0), ("k", 1.0), ("v", 1.0), ("o", SIZE)):
+            weight = getattr(attention, name).weight.detach().numpy().T * size
+            arrays[f"{layer}_mixer/{name}_proj/kernel"] = weight
+        arrays[f"{layer}_mixer/q_norm/weight"] = attention.q_norm.detach().numpy()
+        arrays[f"{layer}_mixer/k_norm/weight"] = attention.k_norm.detach().numpy()
         return {name: np.ascontiguousarray(x.astype(np.float16)) for name, x in arrays.items()}
 
 
@@ -298,7 +367,8 @@ def begin_values(memory, frozen, batches, size=500.0):
 def fit_keys(memory, batch, rounds=12):
     """Sub-keys at the centres of the halves of queries."""
     with torch.no_grad():
-        query = memory.queries(batch["told_states"].float())[batch["told_mask"] > 0]
+        seen = memory.seen(batch["told_states"].float())
+        query = memory.queries(seen)[batch["told_mask"] > 0]
         query = query[torch.randperm(len(query))[:14000]].unflatten(-1, (2, -1))
         for half in (0, 1):
             points = query[:, half]
@@ -311,13 +381,17 @@ def fit_keys(memory, batch, rounds=12):
             memory.keys[half] = centres
 
 
-def address_loss(memory, batch, sharpness=7.5):
-    """Cross-entropy of the statement among told tokens by cosines, and how often it is nearest."""
+def queries_of(memory, batch):
+    """Queries of both rows, without a read."""
+    rows = (batch["told_states"], batch["asked_states"])
+    return [memory.queries(memory.seen(states.float())) for states in rows]
+
+
+def address_loss(told, asked, batch, sharpness=7.5):
+    """Cross-entropy of the statement among told queries by cosines, and how often it is nearest."""
     answers, statements = batch["answers"].flatten(1), batch["statements"].flatten(1)
     asks = answers >= 0
-    told = memory.queries(batch["told_states"].float())
-    query = memory.queries(gathered(batch["asked_states"].float(), answers))
-    scores = sharpness * query @ told.transpose(1, 2)
+    scores = sharpness * gathered(asked, answers) @ told.transpose(1, 2)
     scores = scores.masked_fill(batch["told_mask"][:, None] == 0, -1e9)[asks]
     nearest = (scores.argmax(-1) == statements[asks]).float().mean()
     return F.cross_entropy(scores, statements[asks]), nearest
@@ -341,10 +415,10 @@ def open_loss(gate, places, mask):
     gate, real = gate.clamp(1e-5, 1 - 1e-5), mask > 0
     shut = (1 - wanted)[real]
     opened = -(torch.log(gate) * wanted)[real].sum() / wanted[real].sum()
-    return opened - 0.5 * (torch.log(1 - gate)[real] * shut).sum() / shut.sum()
+    return opened - (torch.log(1 - gate)[real] * shut).sum() / shut.sum()
 
 
-def loss_of(memory, frozen, batch, more):
+def loss_of(memory, frozen, batch):
     """The trained loss, and what of it is logged."""
     logits, labels, real, made = answer_logits(memory, frozen, batch)
     kinds = torch.full((len(real), QUESTIONS, ANSWER + 1), 0.7)
@@ -352,7 +426,7 @@ def loss_of(memory, frozen, batch, more):
     weights = kinds.flatten(1)[real]
     losses = F.cross_entropy(logits, labels, reduction="none")
     loss = (losses * weights).sum() / weights.sum()
-    address, nearest = address_loss(memory, more)
+    address, nearest = address_loss(made["told_query"], made["query"], batch)
     answers, statements = batch["answers"].flatten(1), batch["statements"].flatten(1)
     found = gathered(made["found"], answers).clamp(min=0)
     right = torch.gather(found, 2, statements.clamp(min=0)[..., None])[..., 0]
@@ -363,7 +437,7 @@ def loss_of(memory, frozen, batch, more):
     first = weights == 1.0
     exact = (logits.argmax(-1) == labels)[first].float().mean()
     shown = {"loss": loss, "first": exact, "nearest": nearest, "share": share.mean()}
-    return loss + 0.3 * (address + table) + 0.3 * gates, shown
+    return loss + 0.5 * (address + table) + 0.3 * gates, shown
 
 
 def asked_exactly(memory, frozen, batch):
@@ -406,22 +480,26 @@ def main():
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     test = made("test", 4 * BATCH, new_forms=True, new_words=True)
-    data = made("train", SESSIONS, new_forms=False, new_words=False)
+    data = made("train", SESSIONS, new_forms=False, new_words=False, wide=WIDE)
     number = len(data["told"])
     several = [
         picked(data, torch.arange(first, first + BATCH))
         for first in range(0, min(number, 10 * BATCH), BATCH)
     ]
     begin_values(memory, frozen, several)
+    memory.spare()
     address = [memory.query.weight, memory.query.bias, memory.query_scale]
-    optimizer = torch.optim.Adam(address, lr=3e-3)
+    address += memory.attention.parameters()
+    optimizer = torch.optim.AdamW(address, lr=3e-3, weight_decay=0.01)
     for step in range(PAIRS):
-        left = (PAIRS - step) / PAIRS
-        optimizer.param_groups[0]["lr"] = 3e-3 * min(1, left / 0.4)
-        loss, _ = address_loss(memory, picked(data, torch.randint(number, (32,))))
+        optimizer.param_groups[0]["lr"] = 3e-3 * min((step + 1) / 20, 2 * (1 - step / PAIRS), 1)
+        batch = picked(data, torch.randint(number, (16,)))
+        loss, _ = address_loss(*queries_of(memory, batch), batch)
         optimizer.zero_grad()
         loss.backward()
+        nn.utils.clip_grad_norm_(address, 1.0)
         optimizer.step()
+    memory.join()
     fit_keys(memory, picked(data, torch.randperm(number)[:96]))
     rates = [
         (address, 0.5),
@@ -435,13 +513,12 @@ def main():
     start, step, order = time.time(), 0, []
     while (used := (time.time() - start) / 60 / MINUTES) < 1:
         for group in optimizer.param_groups:
-            decay = min(1, (step + 1) / 20) * min(1, (1 - used) / 0.25 + 0.03)
+            decay = min(1, (step + 1) / 20) * min(1, (1 - used) / 0.4 + 0.02)
             group["lr"] = RATE * group["factor"] * decay
         if len(order) < BATCH:
             order = torch.randperm(number).tolist()
         batch = picked(data, torch.tensor([order.pop() for _ in range(BATCH)]))
-        more = picked(data, torch.randint(number, (32,)))
-        loss, shown = loss_of(memory, frozen, batch, more)
+        loss, shown = loss_of(memory, frozen, batch)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(memory.parameters(), 1.0)

@@ -51,6 +51,33 @@ def test_a_session_states_what_it_asks_and_none_comes_twice(tokenizer_json):
         seen.add(text)
 
 
+def test_a_session_of_drawn_verbs_and_nouns_states_what_it_asks(tokenizer_json):
+    made = make(tokenizer_json, new_forms=False, new_words=False, wide=0.9)
+    joined = 0
+    for number in range(40):
+        session = made.session(random.Random(number), facts=8, asked=8, chat=0.5)
+        for question in session.asked:
+            fact = session.told[question.fact]
+            assert fact.value == question.answer
+            assert not {*"NRVPSW"} & set(f"{fact.before} {fact.after} {question.text}".split())
+        joined += sum(
+            one.after in (",", ";", " and", "")
+            for one in session.told
+            if isinstance(one, grammar.Fact)
+        )
+        grammar.record(session, random.Random(0))
+    assert joined > 20
+
+
+@pytest.mark.parametrize("new_forms", [False, True])
+def test_drawn_forms_of_the_test_are_not_those_of_training(tokenizer_json, new_forms):
+    made = make(tokenizer_json, new_forms=new_forms, new_words=False, wide=0.9)
+    drawn = [made._drawn.draw(random.Random(number)) for number in range(200)]
+    forms = [form for one in drawn for form in (*one.statements, *one.questions)]
+    assert all(grammar.kept(form) == new_forms for form in forms)
+    assert len(set(forms)) > 0.9 * len(forms) > 200
+
+
 def test_words_and_forms_of_the_test_are_not_those_of_training(tokenizer_json):
     train = make(tokenizer_json, new_forms=False, new_words=False)
     test = make(tokenizer_json, new_forms=True, new_words=True)
@@ -99,6 +126,7 @@ def test_sessions_are_written_and_asked_by_command(tokenizer_json, tmp_path, mon
     )
     made = ("--tokenizer", tokenizer_json, "--books", books, "--out", sessions, "--sessions", 3)
     run("lab.real_model.grammar", *made, "--seed", "held-out", "--new_forms", "--new_words")
+    run("lab.real_model.grammar", *made, "--wide", 0.5)
     assert len(sessions.read_text().splitlines()) == 3
 
     # Without a chat: bytes have no template of one.

@@ -213,7 +213,6 @@ def before_walk(
       vectors: decays and write strengths per token.
       inverse: `[batch, chunks, heads, chunk, chunk]`.
       d_output: `[batch, length, heads, value]`, in the keys' dtype.
-      scale: factor on the queries.
     """
     place, width, value = vectors.beta.shape[:3], key.shape[-1], d_output.shape[-1]
     half = gpu_halves((*place, CHUNK, width), of=key.dtype)

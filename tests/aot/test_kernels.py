@@ -128,7 +128,7 @@ def test_on_an_h100_the_short_convolutions_kernels_spill_no_registers(name, dtyp
     arrays = abstract(entry, spec, SingleDeviceSharding(absent_device("h100")), dtype)
     with kernels_for("h100"):
         both = jax.jit(lambda x: entry.outputs_and_cotangents(spec, "pallas", x))
-        rows = gated_delta.assembled(both.trace(arrays))
+        rows = assembled(both.trace(arrays))
     assert set(rows) == {"short_convolution", "short_convolution_back"}
     assert all(row["spill_store_bytes"] == 0 < row["registers"] for row in rows.values())
 

@@ -1,5 +1,6 @@
 """Every option of the programs that read compiled code, at the smallest sizes."""
 
+import importlib.util
 import json
 import os
 
@@ -279,6 +280,33 @@ def test_bytes_of_the_gated_delta_rules_kernels_need_no_compiler(tmp_path):
     )
     with pytest.raises(ValueError, match="size='huge' is none of one_token"):
         gated_delta.Options(size="huge")
+
+
+@pytest.mark.parametrize("library", ["jla", "deltanet_tpu"])
+def test_kernels_of_another_package_are_counted_where_it_is_installed(library, tmp_path):
+    out = tmp_path / "kernels.json"
+
+    def count():
+        if library == "jla":
+            rows = ("--dtypes", "bfloat16", "--documents", "--no-compile", "--out", out)
+            run("benchmarks.compiled.gated_delta", "--size", "wide", "--backend", "jla", *rows)
+        else:
+            how = ("--devices", "v6e", "--no-compile", "--out", out)
+            run("benchmarks.compiled.tpu_schedule", "--size", "wide", "--backend", library, *how)
+
+    if importlib.util.find_spec(library) is None:
+        with pytest.raises(ModuleNotFoundError, match=library):
+            count()
+        return
+    count()
+    rows = result(out)["rows"]
+    assert {row["backend"] for row in rows} == {library}
+    assert all(row["megabytes"] > 0 for row in rows)
+
+
+def test_float32_is_no_dtype_of_another_packages_gpu_kernels():
+    with pytest.raises(ValueError, match="backend=jla takes bfloat16 alone"):
+        gated_delta.Options(backend="jla")
 
 
 SCHEDULE = """== CAPACTIY:

@@ -48,6 +48,8 @@ ZERO_MEANS_SOMETHING = {
     "FwPKM.weight_decay",
     "NeedleMix.sentence_weight",
     "OptimizerConfig.betas",
+    "PreconditionedGatedDeltaNet.center",
+    "PreconditionedKDA.center",
     "OptimizerConfig.final_fraction",
     "OptimizerConfig.warmup_steps",
     "OptimizerConfig.weight_decay",
@@ -63,7 +65,11 @@ ZERO_MEANS_SOMETHING = {
     "TrainingConfig.window_probability",
 }
 
-NEGATIVE_MEANS_SOMETHING = {"FastWeightConfig.gate_bias"}
+NEGATIVE_MEANS_SOMETHING = {
+    "FastWeightConfig.gate_bias",
+    "PreconditionedGatedDeltaNet.center",
+    "PreconditionedKDA.center",
+}
 """Fields whose numbers may be below 0."""
 
 

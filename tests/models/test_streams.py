@@ -18,7 +18,10 @@ from tests.models.test_language_model import CONFIG
 
 # All mixers around one memory; that several keep apart is said elsewhere.
 MODEL = dataclasses.replace(
-    CONFIG, memory_layers=(1,), fast_weight_layer=FastWeightLayerConfig(hidden_dim=6, chunk_size=4)
+    CONFIG,
+    memory_layers=(1,),
+    memory_mixer=dataclasses.replace(CONFIG.attention, window=3),
+    fast_weight_layer=FastWeightLayerConfig(hidden_dim=6, chunk_size=4),
 )
 BATCH, MAX_LENGTH = 2, 12
 # Few lengths, so that each compiles once for all examples; 12 is longer than two windows.

@@ -4,7 +4,9 @@ import dataclasses
 import io
 import json
 import re
+import shlex
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from flax import nnx
 
 from fwpkm_jax.cli.experiment import parse_command_line
 from fwpkm_jax.config import read_experiment
+from fwpkm_jax.data import TextData
 from fwpkm_jax.interchange import Weights, start_run
 from fwpkm_jax.interchange.weights import abstract_weights
 from fwpkm_jax.layers.experts import ExpertsConfig
@@ -67,6 +70,47 @@ def trained(base):
     result = train(retrofit(base, *UPDATES, "--optimizer.train", *NEW), stream=stream)
     assert result.status == "finished"
     return base.parent / "new", stream.getvalue(), result.state
+
+
+def test_the_command_of_the_page_on_sessions_trains_the_memory_alone(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/howto/sessions.md").read_text()
+    command = re.search(r"```shell\nfwpkm train (.*?)```", page, re.DOTALL)[1]
+    answer = {"question": "Where did Bo sit?", "answer": " mat"}
+    told = {"rows": [{"text": "Bo sat on the mat."}, {"questions": [answer]}]}
+    file = tmp_path / "sessions.jsonl"
+    file.write_text((json.dumps(told) + "\n") * 8)
+    tiny = get_config()
+    text = TextData(train_paths=(str(file),), valid_paths=(str(file),), tokenizer="bytes")
+    model = dataclasses.replace(tiny.model, memory_layers=(), vocab_size=text.vocab_size)
+    experiment = dataclasses.replace(tiny, model=model, data=text, run_dir=str(tmp_path / "base"))
+    rng = np.random.default_rng(0)
+    like = abstract_weights(model)
+    arrays = {n: rng.normal(0, 0.3, x.shape).astype(x.dtype) for n, x in like.named().items()}
+    start_run(experiment, like.replaced(arrays))
+    given = shlex.split(command.replace("\\\n", ""))
+    changed = {"base": tmp_path / "base", "run_dir": tmp_path / "mine", "data.length": 128}
+    changed |= {"data.train_paths": file, "data.valid_paths": file, "model.memory_layers": 1}
+    for option, value in changed.items():
+        given[given.index(f"--{option}") + 1] = str(value)
+    rule = {"num_subkeys": 4, "key_dim": 8, "value_dim": 8, "top_k": 2}
+    given += [x for name in rule for x in (f"--model.fast_weight.rule.{name}", str(rule[name]))]
+    given += ["--training.steps", "3", "--training.validation_batches", "1"]
+    experiment = parse_command_line(given, default="recall")
+    parts = setup.make_setup(experiment)
+    with Checkpoints(tmp_path / "none", experiment.checkpoint) as checkpoints:
+        start = named_leaves(setup.new_state(parts, checkpoints).params)
+    assert train(experiment, stream=io.StringIO()).status == "finished"
+    before, after = (named_leaves(load_run(tmp_path / name).params) for name in ("base", "mine"))
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array, err_msg=name)
+    layer = "blocks/1/memory"
+    assert all(name.startswith(layer) for name in after.keys() - before.keys())
+    for name in (f"{layer}/query_proj/kernel", f"{layer}_mixer/o_proj/kernel"):
+        assert not np.array_equal(after[name], start[name]), name
+    lines = (tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()
+    losses = [line["address_loss"] for line in map(json.loads, lines) if "address_loss" in line]
+    assert losses
+    assert np.isfinite(losses).all()
 
 
 def logits(graphdef, params, memory, tokens, write):

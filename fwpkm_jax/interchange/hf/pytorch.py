@@ -41,6 +41,8 @@ def unread_memory(model: ModelConfig, model_type: str) -> str | None:
     """Why the programs cannot read the model's memories; None: they can."""
     if model_type not in (HYBRID, *FAMILIES):
         return f"the memories of a {model_type} with images"
+    if model.memory_mixer is not None:
+        return "model.memory_mixer"
     rule = model.fast_weight.rule
     if not isinstance(rule, FwPKM):
         return f"memories of {type(rule).__name__}"
@@ -54,10 +56,6 @@ def unread_memory(model: ModelConfig, model_type: str) -> str | None:
 
 def hybrid_text(model: ModelConfig, *, context: int) -> dict[str, Any]:
     """The `config.json` of a model of Gated DeltaNet, attention, MLPs, PKMs and FwPKM.
-
-    Args:
-      model: the model.
-      context: tokens that it was trained on at once.
 
     Raises:
       ValueError: it has something else; the message names it.

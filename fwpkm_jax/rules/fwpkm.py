@@ -1,8 +1,9 @@
 """Fast-weight product-key memory: a large table of slots, rewritten where it was read."""
 
 import functools
+import typing
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -512,7 +513,9 @@ def _key_loops(
     request = "auto" if rule.backend == "pallas" else rule.backend
     arrays = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in (keys, queries))
     chosen = KEY_SCAN.choose(request, *arrays, rule.top_k, _key_write(rule))
-    return KeyLoops() if chosen == "reference" else key_loops(cast(Kernel, chosen), rule.top_k)
+    return (
+        KeyLoops() if chosen == "reference" else key_loops(typing.cast(Kernel, chosen), rule.top_k)
+    )
 
 
 @functools.cache

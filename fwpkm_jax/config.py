@@ -25,7 +25,7 @@ from fwpkm_jax.io.untrusted import (
     shown,
 )
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.literals import check_least, check_literals, nearest, some
+from fwpkm_jax.literals import Count, Natural, check_fields, nearest, some
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.plugins import missing_plugins, refuse_unnamed
 from fwpkm_jax.storage.addresses import address_of, check_store, read_small, scheme_of
@@ -49,7 +49,7 @@ class Experiment:
       4
     """
 
-    seed: int = 0
+    seed: Natural = 0
     """Seed of parameters, initial fast weights and data order."""
     model: ModelConfig
     """The language model."""
@@ -70,7 +70,7 @@ class Experiment:
     log: tuple[LogName, ...] = ("tensorboard",)
     """Where metrics go, beside metrics.jsonl: event files for TensorBoard, Weights & Biases (needs
     the package wandb)."""
-    profile: int | None = None
+    profile: Count | None = None
     """Steps of which a trace is written to RUN/profile, once the first few are done. None: none."""
     run_dir: str = "runs/default"
     """Directory the run writes to, also in a bucket (gs://, s3://); a run that was interrupted
@@ -87,14 +87,13 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Checks the types and limits that are the same everywhere; sections check their own."""
-        check_literals(self)
+        check_fields(self)
         for name, hint in config_json.hints(Experiment).items():
             config_json.from_json(to_json(getattr(self, name)), hint, path=name)
         if scheme_of(self.run_dir) is not None:
             check_store(self.run_dir, "run_dir")
         if scheme_of(self.base or "") is not None:
             check_store(self.base or "", "base")
-        check_least(self, seed=0, profile=1)
         missing = missing_plugins(self, self.plugins)
         object.__setattr__(self, "plugins", (*self.plugins, *missing))
 

@@ -48,8 +48,6 @@ def from_json(values: Any, annotation: Any, *, path: str = "config", whole: bool
     """The configuration that `to_json` wrote, every name and type checked.
 
     Args:
-      values: parsed JSON.
-      annotation: the type expected.
       path: what errors call the place.
       whole: whether every field must be there, also one with a default: another version may have
         had another one, or not have had the field.
@@ -122,7 +120,7 @@ def _from_json_dataclass(values: Any, annotation: type, path: str, whole: bool) 
         raise ValueError(f"{path}={values!r} must be an object with the fields of a section.")
     values = dict(values)
     classes = {cls.__name__: cls for cls in final_classes(annotation)}
-    name = values.pop("class", annotation.__name__)
+    name = values.pop("class", None if inspect.isabstract(annotation) else annotation.__name__)
     if not isinstance(name, str) or name not in classes:
         hint = nearest(str(name), classes)
         raise UnknownNameError(f"{path}.class={name!r} is none of {sorted(classes)}{hint}.")

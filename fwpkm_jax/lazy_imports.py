@@ -1,7 +1,5 @@
 """What is imported when it is first used: public names, entries of registries, extras' packages."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys
@@ -16,10 +14,6 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
 
     Which names there are, and where, say the imports below `if TYPE_CHECKING:` in its file: a type
     checker reads them, and so does this function.
-
-    Args:
-      package: its `__name__`.
-      file: its `__file__`.
     """
     homes = {
         alias.name: f"{node.module}"
@@ -56,9 +50,7 @@ def import_extra(name: str, what: str, *, extra: str) -> Any:
     """A package, or a module in it, that one of this package's extras installs.
 
     Args:
-      name: of the module.
       what: what it does, for the message: "Chat templates are filled in".
-      extra: that installs it.
 
     Raises:
       ImportError: it is not installed; the message names the extra.

@@ -1,12 +1,13 @@
-"""Fields that take one of a few names, and the hint where none of them was given."""
+"""What the fields of a configuration may be, and the words of messages about names."""
 
 import dataclasses
 import difflib
 import functools
+import math
 import types
 import typing
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Union
+from typing import Annotated, Any, Literal, NamedTuple, Union
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -32,30 +33,72 @@ def some(names: Sequence[str], *, like: str = "", most: int = 6) -> str:
     return f"{', '.join(shown)} and {len(names) - len(shown):,} others"
 
 
-def check_literals(config: Any) -> None:
-    """Checks the fields of a dataclass whose annotations list the values they take.
+class Bound(NamedTuple):
+    """Between which ends a number lies, as a part of its annotation.
+
+    Attributes:
+      low: the lower end.
+      high: the upper end.
+      excluded: the ends that it may not be.
+    """
+
+    low: float
+    high: float = math.inf
+    excluded: tuple[float, ...] = ()
+
+    def refusal(self, value: float) -> str | None:
+        """None, or what a message says of a number that lies elsewhere, as NaN does."""
+        if self.low <= value <= self.high and value not in self.excluded:
+            return None
+        if self.high == math.inf:
+            least = f"is too small; use {self.low} or more"
+            return f"must be above {self.low}" if self.excluded else least
+        ends = f", {' and '.join(map(str, self.excluded))} excluded" if self.excluded else ""
+        return f"must lie between {self.low} and {self.high}{ends}"
+
+
+Count = Annotated[int, Bound(1)]
+Natural = Annotated[int, Bound(0)]
+NotNegative = Annotated[float, Bound(0)]
+Positive = Annotated[float, Bound(0, excluded=(0,))]
+Share = Annotated[float, Bound(0, 1)]
+ShareAboveZero = Annotated[float, Bound(0, 1, excluded=(0,))]
+OpenShare = Annotated[float, Bound(0, 1, excluded=(0, 1))]
+
+
+class Checked:
+    """A dataclass below it checks its fields by `check_fields` when it is made."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def check_fields(config: Any) -> None:
+    """Checks the fields of a dataclass by their annotations.
 
     Call it first in `__post_init__`, so that a misspelt name never reaches a computation.
 
     Args:
-      config: an instance of a dataclass. A field counts where its annotation is a `Literal`, a
-        union with one (`int | Literal["flush"]`), or a tuple of them.
+      config: an instance of a dataclass. A field counts where its annotation is a `Literal`, has a
+        `Bound` (`Count`, `Share`), is a union with one (`Count | Literal["flush"]`), or a tuple of
+        literals. None passes a bound.
 
     Raises:
-      ValueError: a field has another value; the message lists the names and the nearest one.
+      ValueError: a field has another value; the message names both and what it may be.
 
     Example:
       >>> from dataclasses import dataclass
       >>> from typing import Literal
       >>> @dataclass(frozen=True)
-      ... class Reading:
+      ... class Reading(Checked):
       ...     order: Literal["left", "right"] = "left"
-      ...
-      ...     def __post_init__(self):
-      ...         check_literals(self)
+      ...     length: Count = 1
       >>> Reading("rigth")
       Traceback (most recent call last):
       ValueError: order='rigth' is none of ['left', 'right']; the nearest name is right.
+      >>> Reading(length=0)
+      Traceback (most recent call last):
+      ValueError: length=0 is too small; use 1 or more.
     """
     for name, choice in _choices(type(config)).items():
         value = getattr(config, name)
@@ -64,45 +107,11 @@ def check_literals(config: Any) -> None:
                 _check(f"{name}[{index}]", entry, choice)
         else:
             _check(name, value, choice)
-
-
-def check_least(config: Any, **least: float) -> None:
-    """Raises ValueError, with name and value, for a field that is less than its bound; None passes.
-
-    Example:
-      >>> check_least(types.SimpleNamespace(length=0), length=1)
-      Traceback (most recent call last):
-      ValueError: length=0 is too small; use 1 or more.
-    """
-    for name, bound in least.items():
+    for name, bound in _bounds(type(config)).items():
         value = getattr(config, name)
-        if value is not None and not value >= bound:  # NaN is neither.
-            raise ValueError(f"{name}={value} is too small; use {bound} or more.")
-
-
-def check_above_0(config: Any, *names: str) -> None:
-    """Raises ValueError, with name and value, for a field that is neither None nor above 0."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not value > 0:  # NaN is not.
-            raise ValueError(f"{name}={value} must be above 0.")
-
-
-def check_share(config: Any, name: str, *, zero: bool = True, one: bool = True) -> None:
-    """Raises ValueError, with name and value, for a field outside 0 to 1; None passes.
-
-    Args:
-      config: that has the field.
-      name: of the field.
-      zero: whether it may be 0.
-      one: whether it may be 1.
-    """
-    value = getattr(config, name)
-    if value is None or 0 < value < 1 or (zero and value == 0) or (one and value == 1):
-        return
-    out = [end for end, may_be in (("0", zero), ("1", one)) if not may_be]
-    excluded = f", {' and '.join(out)} excluded" if out else ""
-    raise ValueError(f"{name}={value} must lie between 0 and 1{excluded}.")
+        refusal = bound.refusal(value) if isinstance(value, int | float) else None
+        if refusal is not None:
+            raise ValueError(f"{name}={value} {refusal}.")
 
 
 def check_seed(seed: int) -> None:
@@ -142,6 +151,21 @@ def _choices(cls: type) -> dict[str, _Choice]:
     hints = typing.get_type_hints(cls)
     found = {f.name: _choice(hints[f.name]) for f in dataclasses.fields(cls)}
     return {name: choice for name, choice in found.items() if choice is not None}
+
+
+@functools.cache
+def _bounds(cls: type) -> dict[str, Bound]:
+    """The fields of a dataclass whose annotations have a bound, by name."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    found = {f.name: _bound(hints[f.name]) for f in dataclasses.fields(cls)}
+    return {name: bound for name, bound in found.items() if bound is not None}
+
+
+def _bound(annotation: Any) -> Bound | None:
+    """The bound of an annotation, or of a part of a union."""
+    parts = [annotation, *typing.get_args(annotation)]
+    found = (x for part in parts for x in getattr(part, "__metadata__", ()))
+    return next((x for x in found if isinstance(x, Bound)), None)
 
 
 def _choice(annotation: Any) -> _Choice | None:

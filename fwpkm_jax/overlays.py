@@ -41,7 +41,6 @@ def fork_memory(
     """Memories of many users who share one base, leaves `[users, ...]`; nothing is written yet.
 
     Args:
-      model: whose memory it is.
       base: one memory, leaves `[1, ...]`, as `LanguageModel.init_memory` makes or a run holds it.
       users: how many.
       capacity: slots of each layer that a user can write. A token writes at most
@@ -82,7 +81,6 @@ def to_overlay(
     """The users' memories over this base, from private ones or from those of another base.
 
     Args:
-      model: whose memory it is.
       memory: leaves `[users, ...]`.
       base: one memory, leaves `[1, ...]`.
       capacity: slots of each layer that a user can write, those that differ already included.

@@ -48,10 +48,6 @@ def refuse_unnamed(modules: Sequence[str], path: str) -> None:
 
     A configuration is a file that may come from anyone, and to import a module is to run it.
 
-    Args:
-      modules: as the configuration names them.
-      path: of the configuration.
-
     Raises:
       OutsideFileError: one was not imported; the message says how to go on.
     """
@@ -69,7 +65,6 @@ def missing_plugins(config: Any, plugins: Sequence[str]) -> tuple[str, ...]:
     """The modules outside this package that a configuration uses and `plugins` do not cover.
 
     Args:
-      config: a tree of dataclasses.
       plugins: modules; each covers itself and what lies in its package.
 
     Raises:

@@ -32,19 +32,22 @@ def result_errors(
 
 def results_of(
     op: Callable[..., Any], arrays: dict[str, Any], *, fixed: Sequence[str] = ()
-) -> Callable[[dispatch.Backend], Any]:
+) -> Callable[[dispatch.AnyBackend], Any]:
     """A compiled function from a backend to the operation's results and cotangents.
 
     Args:
       op: function of the arrays and `backend` that returns a pytree of float arrays.
-      arrays: arguments by name.
       fixed: names of float arrays without cotangents.
     """
-    moving = {name: x for name, x in arrays.items() if _is_float(x) and name not in fixed}
+    moving = {
+        name: x
+        for name, x in arrays.items()
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating) and name not in fixed
+    }
     others = {name: x for name, x in arrays.items() if name not in moving}
 
     @functools.partial(jax.jit, static_argnums=0)
-    def results(backend: dispatch.Backend, moving: Any, others: Any) -> Any:
+    def results(backend: dispatch.AnyBackend, moving: Any, others: Any) -> Any:
         outputs, pull = jax.vjp(lambda moving: op(**moving, **others, backend=backend), moving)
         return outputs, pull(outputs)
 
@@ -66,7 +69,3 @@ def relative_errors(actual: Any, expected: Any) -> dict[str, float]:
         jax.tree_util.keystr(path): float(error)
         for path, error in jax.tree_util.tree_leaves_with_path(errors(actual, expected))
     }
-
-
-def _is_float(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)

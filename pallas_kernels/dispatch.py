@@ -3,11 +3,15 @@
 The choice is made while tracing, so compiled functions contain one implementation only. Each kernel
 is compared with the reference before its first use, once per operation and kind of device.
 `pallas_kernels.verdicts` describes where that happens and how long the verdict is kept.
+
+Some operations can also run the kernels of another package, a library. They do so by request only,
+with the same comparison before the first use.
 """
 
 import contextlib
 import functools
 import importlib
+import importlib.util
 import logging
 import os
 from collections import Counter
@@ -15,6 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -27,10 +32,28 @@ REFERENCE_VARIABLE = "PALLAS_KERNELS_REFERENCE"
 R = TypeVar("R")
 Backend = Literal["auto", "reference", "pallas"]
 Kernel = Literal["gpu", "tpu"]
-Implementation = Literal["reference", "gpu", "tpu"]
+Library = Literal["jla", "deltanet_tpu"]
+AnyBackend = Backend | Library
+Implementation = Literal["reference", "gpu", "tpu", "jla", "deltanet_tpu"]
 
 _LOGGER = logging.getLogger("pallas_kernels")
 _ALL_KERNELS: tuple[Kernel, ...] = ("gpu", "tpu")
+_OWN = ("auto", "reference", "pallas")
+
+
+class OtherPackage(NamedTuple):
+    """A package whose kernels operations may run; the extra of its name installs it."""
+
+    distribution: str
+    kernel: Kernel
+    """The kind of device that it has kernels for."""
+
+
+LIBRARIES: dict[str, OtherPackage] = {
+    "jla": OtherPackage("jax-linear-attention", "gpu"),
+    "deltanet_tpu": OtherPackage("deltanet-tpu", "tpu"),
+}
+"""Other packages by the name of their module."""
 
 
 class _Simulation(NamedTuple):
@@ -46,7 +69,7 @@ _default_backend = jax.make_user_context("auto")
 under_check = jax.make_user_context(None)
 """The kernel that is being checked: operations use it without another check."""
 
-_checked: dict[tuple[str, Kernel, str], str | None] = {}
+_checked: dict[tuple[str, Implementation, str], str | None] = {}
 _logged: set[tuple[str, str]] = set()
 
 decisions: Counter[tuple[str, Implementation, str]] = Counter()
@@ -71,22 +94,26 @@ class Operation:
         called once per operation, kernel and kind of device, on a GPU in a separate process.
       uses: other operations whose kernels this one's contain; `PALLAS_KERNELS_REFERENCE` may name
         any of them.
+      libraries: other packages with kernels for it. `refuses` and `check` get their names in place
+        of the kernel's.
     """
 
     name: str
     refuses: Callable[..., str | None]
     kernels: tuple[Kernel, ...] = _ALL_KERNELS
     folder: str | None = None
-    check: Callable[[Kernel], None] | None = None
+    check: Callable[[Any], None] | None = None
     uses: tuple[str, ...] = ()
+    libraries: tuple[Library, ...] = ()
 
-    def choose(self, backend: Backend, *arguments: Any, **options: Any) -> Implementation:
+    def choose(self, backend: AnyBackend, *arguments: Any, **options: Any) -> Implementation:
         """The implementation to trace, chosen by platform, request and the arguments.
 
         `reference` is plain JAX on every platform. `pallas` is this platform's kernel or an error.
         `auto` is the kernel if it takes these arguments and agrees with the reference on this
         device; otherwise it is the reference, and one logged line gives the reason. `auto` is also
         the reference for operations that the environment variable `PALLAS_KERNELS_REFERENCE` names.
+        The name of a library is its kernel or an error, also as the default backend.
 
         Args:
           backend: the request; `auto` can be redirected by `default_backend`.
@@ -95,11 +122,12 @@ class Operation:
 
         Raises:
           ValueError: `pallas` where no kernel exists for the platform, or an unknown backend.
-          NotImplementedError: `pallas` with inputs that the kernel does not take.
-          RuntimeError: `pallas` with a kernel that disagrees with the reference on this device.
+          ModuleNotFoundError: a library that is not installed.
+          NotImplementedError: a kernel asked for by name that does not take the inputs.
+          RuntimeError: a kernel asked for by name that disagrees with the reference on this device.
         """
-        if backend not in ("auto", "reference", "pallas"):
-            raise ValueError(f"backend={backend!r} must be 'auto', 'reference' or 'pallas'.")
+        if backend not in (*_OWN, *self.libraries):
+            raise ValueError(f"backend={backend!r} is none of {[*_OWN, *self.libraries]}.")
         # `auto` by the caller may be redirected; a request by name may not.
         wanted = _default_backend.value if backend == "auto" else backend
         in_plain_jax = os.environ.get(REFERENCE_VARIABLE, "").split(",")
@@ -112,7 +140,8 @@ class Operation:
             return self._decided(under_check.value, "under check")
         # A simulated device comes before this one, for tests and ahead-of-time compiles.
         kernel = _simulation.value.kernel if _simulation.value else platform()
-        if kernel in self.kernels:
+        kernel = wanted if wanted in self.libraries else kernel
+        if kernel in self.kernels or kernel in self.libraries:
             return self._kernel_or_reference(kernel, backend == "pallas", arguments, options)
         if backend == "pallas" or (wanted == "pallas" and kernel not in _ALL_KERNELS):
             raise ValueError(
@@ -122,13 +151,14 @@ class Operation:
         return self._decided("reference", f"no kernels for {kernel}", log_level=logging.INFO)
 
     def _kernel_or_reference(
-        self, kernel: Kernel, by_name: bool, arguments: Any, options: Any
+        self, kernel: Kernel | Library, by_name: bool, arguments: Any, options: Any
     ) -> Implementation:
         """The kernel if it can run here; otherwise the reference, or an error if asked by name."""
         # A simulated kernel runs nowhere, so no device can refuse or check it.
         simulated = _simulation.value is not None
         # The device first, then the arguments, then the check, which is the slowest.
-        lacking = None if simulated else _device_lacks(kernel)
+        lacking = _library_lacks(self.name, kernel) if kernel in LIBRARIES else None
+        lacking = lacking or (None if simulated else _device_lacks(_device_of(kernel)))
         lacking = lacking or self.refuses(kernel, *arguments, **options)
         failure = None if simulated or lacking else self._failure(kernel)
         if lacking is None and failure is None:
@@ -138,11 +168,11 @@ class Operation:
         else:
             error, reason = RuntimeError, f"failed its check on this device: {failure}"
         reason = f"the {kernel} kernel {reason}"
-        if by_name:
+        if by_name or kernel in LIBRARIES:
             raise error(f"{self.name}: {reason}.")
         return self._decided("reference", reason, log_level=logging.WARNING)
 
-    def _failure(self, kernel: Kernel) -> str | None:
+    def _failure(self, kernel: Kernel | Library) -> str | None:
         """None, or why the kernel failed its check on this device. The check runs once."""
         # Imported here, because nearly all programs find the verdict without a check, or need none.
         from pallas_kernels import verdicts
@@ -153,7 +183,7 @@ class Operation:
             check = self.check or module_of(self.folder or self.name, "specs").check
 
             def run() -> verdicts.Verdict:
-                if kernel == "gpu" and verdicts.has_name(check):
+                if _device_of(kernel) == "gpu" and verdicts.has_name(check):
                     _LOGGER.warning(
                         "%s: its kernel is compared with plain JAX on this %s, once for each "
                         "version; this takes a minute or two.",
@@ -167,7 +197,9 @@ class Operation:
                     checked = importlib.import_module("pallas_kernels.check_here").checked
                     return thread.submit(checked, check, kernel).result()
 
-            _checked[place] = verdicts.verdict(check, kernel, kind, run).failure
+            # Another version of a library has other kernels.
+            shown = f"{kernel} {version(LIBRARIES[kernel][0])}" if kernel in LIBRARIES else kernel
+            _checked[place] = verdicts.verdict(check, shown, kind, run).failure
         return _checked[place]
 
     def _decided(
@@ -199,14 +231,13 @@ def run_kernels(kernels: Any, *arrays: Any, **options: Any) -> Any:
       kernels: a module with `forward(*arrays, save, **options)`, which returns the results and what
         the backward pass reads, if `save`, and `backward(saved, cotangents, **options)`, which
         returns a cotangent of each array.
-      *arrays: pytrees of arrays.
       **options: hashable.
     """
     return _run(kernels, tuple(options.items()), *arrays)
 
 
 @custom_vjp(fixed=2)
-def _run(kernels, options, *arrays):
+def _run(kernels, options, *arrays) -> Any:
     return _traced_once(kernels.forward, (*options, ("save", False)), *arrays)[0]
 
 
@@ -258,16 +289,40 @@ def compile_kernels(kernel: Kernel) -> Iterator[None]:
         yield
 
 
-def default_backend(backend: Backend) -> AbstractContextManager[None]:
+def default_backend(backend: AnyBackend) -> AbstractContextManager[None]:
     """A context in which `auto` means `reference`, or `pallas` for inputs that a kernel accepts.
 
     Inputs that a kernel does not accept still use the reference, with a logged line; they are an
-    error only if the caller passes `backend="pallas"`.
+    error only if the caller passes `backend="pallas"`. Of a library, operations that it has kernels
+    for run these or raise; other operations are not changed.
     """
     return _default_backend(backend)
 
 
-def _device_lacks(kernel: Kernel) -> str | None:
+def _device_of(kernel: Kernel | Library) -> str:
+    """The kind of device that a kernel is for."""
+    return LIBRARIES[kernel].kernel if kernel in LIBRARIES else kernel
+
+
+def _library_lacks(operation: str, name: str) -> str | None:
+    """None, or why this device cannot run the kernels of another package.
+
+    Raises:
+      ModuleNotFoundError: it is not installed.
+    """
+    distribution, kernel = LIBRARIES[name]
+    if importlib.util.find_spec(name) is None:
+        raise ModuleNotFoundError(
+            f"{operation}: backend={name!r} needs the package {distribution}, which is not "
+            f"installed; the extra {name.replace('_', '-')} of fwpkm_jax brings it. Or use 'auto'."
+        )
+    if interpreted():
+        return "the interpreter"
+    found = platform()
+    return None if found == kernel else f"platform {found!r}, only {kernel!r}"
+
+
+def _device_lacks(kernel: str) -> str | None:
     """None, or why no kernel of this kind compiles for this device."""
     if kernel == "tpu":
         return None

@@ -101,7 +101,6 @@ def _exchange_back_on_gpu(
     output: jax.Array,
     output_bar: jax.Array,
 ) -> ExchangeBack:
-    del write
     from pallas_kernels.slot_add.gpu import add_to_log
     from pallas_kernels.slot_read.gpu_back import back
 

@@ -15,6 +15,10 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.checks import require, result_errors
 
+LIBRARY_RATIOS = {"bfloat16": 2e-2}
+"""Largest differences of another package's kernels, relative to an array's norm: they round to
+bfloat16 between their stages, too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:

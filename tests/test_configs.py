@@ -11,7 +11,7 @@ from benchmarks.paper.published import PUBLISHED
 from fwpkm_jax.config import Experiment, from_json, load_config, shipped_configs
 from fwpkm_jax.data import RecallData, TextData, stream_documents, vocab_size
 from fwpkm_jax.paper.models import PSWA, TABLE_1
-from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.rules import SDM, FwPKM
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training.random_window import random_window
 
@@ -23,6 +23,8 @@ TRAINED = (
     "fa__fwmlp2_6_10",
     "lact",
     "matrix_memory",
+    "sdm",
+    "sdm_heads",
     "titans",
 )
 TRAINED_SLOWLY = ("recall_without_memory", "recall_carried", "books_tiny", "fast_weight_layer")
@@ -62,7 +64,7 @@ def test_no_config_reads_text_outside_the_package_but_the_papers(tmp_path, monke
         data = load_config(name).data
         if isinstance(data, TextData):
             paths = (*data.train_paths, *data.valid_paths)
-            if name in (*TABLE_1, *PSWA) or name.startswith("ablations/"):
+            if name in (*TABLE_1, *PSWA, "sdm_heads") or name.startswith("ablations/"):
                 assert all(path.startswith("data/") for path in paths)
             else:
                 assert len(next(stream_documents(data, "train")).tokens) > data.length
@@ -142,11 +144,13 @@ def shrink(experiment: Experiment, folder: Path) -> Experiment:
         text = folder / "text.txt"
         text.write_text("It was the best of times, it was the worst of times. " * 20)
         data = TextData(train_paths=(str(text),), valid_paths=(str(text),), length=32)
-    rule = replace(model.fast_weight.rule, key_dim=8, value_dim=8)
+    rule = replace(model.fast_weight.rule, value_dim=8)
     if isinstance(rule, FwPKM):
-        rule = replace(rule, num_subkeys=8, top_k=2)
+        rule = replace(rule, key_dim=8, num_subkeys=8, top_k=2)
+    elif isinstance(rule, SDM):
+        rule = replace(rule, num_subkeys=8, num_writes=2, num_reads=2)
     else:
-        rule = replace(rule, hidden_dim=8)
+        rule = replace(rule, key_dim=8, hidden_dim=8)
     small = replace(
         model,
         vocab_size=vocab_size(data),

@@ -47,6 +47,7 @@ print(*(m.__file__ for m in ours if getattr(m, "__file__", None)), sep="\\n")
     lines = sum(path.read_text().count("\n") for path in files)
     assert 20 < len(files) <= MOST_FILES, sorted(files)
     assert lines <= MOST_LINES
+    assert not [path for path in files if path.stem == "sdm" or path.parent.name == "delta"]
 
 
 def test_a_stored_config_is_read_by_a_program_that_has_imported_no_rule_and_no_mixer(tmp_path):

@@ -72,7 +72,7 @@ class Sample:
     free: str | typing.Literal["any"] = "any"
 
     def __post_init__(self):
-        literals.check_literals(self)
+        literals.check_fields(self)
 
 
 def test_unions_and_tuples_take_what_they_say():

@@ -7,11 +7,14 @@ environment itself remains one for the CPU.
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 from jax.experimental import topologies
@@ -40,10 +43,22 @@ def kernel_of(device: str) -> Kernel:
 
 
 @contextlib.contextmanager
-def kernels_for(device: str) -> Iterator[None]:
-    """Traces and lowers kernels for the device; needs no compiler of the device."""
+def kernels_for(device: str, *, library: str | None = None) -> Iterator[None]:
+    """Traces and lowers kernels for the device; needs no compiler of the device.
+
+    Args:
+      device: one of `DEVICES`.
+      library: another package whose kernels are traced as well. It is told that the device is here.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(dispatch.compile_kernels(kernel_of(device)))
+        if library == "jla":
+            importlib.import_module("jla.ops.mosaic_gpu")
+            for name, module in list(sys.modules.items()):
+                if name.startswith("jla.") and hasattr(module, "is_hopper"):
+                    stack.enter_context(mock.patch.object(module, "is_hopper", return_value=True))
+        elif library is not None:
+            stack.enter_context(mock.patch.object(jax, "default_backend", return_value="tpu"))
         if device in TPUS:
             # Lowering to Mosaic takes the kind of device from the mesh, or else this CPU's.
             kind = _TPU_KINDS[device]

@@ -1,10 +1,14 @@
-"""States the bytes, registers and spills of the gated delta rule's kernels on an H100.
+"""States the bytes, registers and instructions of the gated delta rule's kernels on an H100.
 
     JAX_PLATFORMS=cpu PYTHONPATH=build/cuda:. python -m benchmarks.compiled.gated_delta
+    JAX_PLATFORMS=cpu PYTHONPATH=build/cuda:. python -m benchmarks.compiled.gated_delta \
+        --backend jla --dtypes bfloat16
 
 A forward and backward pass is traced, and compiled for the H100, which needs its compiler
 (docs/howto/compile_ahead.md) but not the device. Bytes are those of every kernel's operands and
-results, each counted once. Registers and spills are the assembler's report.
+results, each counted once. Registers and spills are the assembler's report, instructions and
+barriers those of its input. Launches are the instructions of the compiled program that a device
+starts, XLA's own included, and its bytes are those of their operands and results.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +22,9 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled.absent_devices import absent_device, kernels_for
-from benchmarks.compiled.assembler import assembled
-from benchmarks.machine import settings, write_result
+from benchmarks.compiled.assembler import compiled_and_report
+from benchmarks.compiled.traffic import Sizes, launches
+from benchmarks.machine import planned_megabytes, settings, write_result
 from benchmarks.options import parse
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta.specs import SPECS, sample
@@ -36,6 +41,10 @@ class Options:
     """Name of a size in pallas_kernels/gated_delta/specs.py."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """Dtypes of queries, keys and values."""
+    backend: Literal["pallas", "jla"] = "pallas"
+    """Our kernels, or those of the package jax-linear-attention, which take bfloat16."""
+    documents: bool = False
+    """Whether rows hold documents of 512 tokens."""
     compile: bool = True
     """False: bytes alone, which needs no compiler."""
     out: Path | None = None
@@ -44,6 +53,8 @@ class Options:
     def __post_init__(self):
         if self.size not in _NAMES:
             raise ValueError(f"size={self.size!r} is none of {', '.join(_NAMES)}.")
+        if self.backend == "jla" and "float32" in self.dtypes:
+            raise ValueError("backend=jla takes bfloat16 alone; add --dtypes bfloat16.")
 
 
 def kernel_bytes(jaxpr: Jaxpr) -> dict[str, int]:
@@ -79,27 +90,47 @@ def measure(options: Options, dtype: str) -> list[dict[str, Any]]:
         jax.eval_shape(lambda: sample(spec, jnp.dtype(dtype))),
     )
 
+    if options.documents:
+        shape = (spec.batch, spec.length)
+        arrays["starts"] = jax.ShapeDtypeStruct(shape, jnp.bool, sharding=sharding)
+
     def both(arrays: dict[str, jax.Array]) -> Any:
+        starts = arrays.pop("starts", None)
         outputs, back = jax.vjp(
-            lambda arrays: chunk_gated_delta_rule(**arrays, backend="pallas"), arrays
+            lambda arrays: chunk_gated_delta_rule(**arrays, starts=starts, backend=options.backend),
+            arrays,
         )
         return outputs, back(outputs)
 
-    with kernels_for("h100"):
+    library = None if options.backend == "pallas" else options.backend
+    with kernels_for("h100", library=library):
         traced = jax.jit(both).trace(arrays)
-        report = assembled(traced) if options.compile else {}
+        compiled, report = compiled_and_report(traced) if options.compile else (None, {})
     report = {name.removeprefix(_PREFIX): row for name, row in report.items()}
     sizes = kernel_bytes(traced.jaxpr.jaxpr)
     if options.compile and report.keys() != sizes.keys():
         raise RuntimeError(f"the assembler reports {[*report]} of the kernels {[*sizes]}.")
+    call = {"backend": options.backend, "size": options.size, "documents": options.documents}
     rows: list[dict[str, Any]] = [
-        {"kernel": name, "dtype": dtype, "megabytes": size / 1e6} | report.get(name, {})
+        call | {"kernel": name, "dtype": dtype, "megabytes": size / 1e6} | report.get(name, {})
         for name, size in sizes.items()
     ]
-    return [
-        *rows,
-        {"kernel": "all", "dtype": dtype, "megabytes": sum(x["megabytes"] for x in rows)},
-    ]
+    whole = {"kernel": "all", "dtype": dtype, "megabytes": sum(x["megabytes"] for x in rows)}
+    if compiled is not None:
+        whole["registers"] = max(row["registers"] for row in rows)
+        whole["spill_store_bytes"] = sum(row["spill_store_bytes"] for row in rows)
+        whole |= _program(compiled)
+    return [*rows, call | whole]
+
+
+def _program(compiled: Any) -> dict[str, Any]:
+    """Launches of the whole program, the bytes that they move, and the memory that it needs."""
+    turns = launches(compiled.as_text(), Sizes(tokens=1, places=1, value=0, distinct=0.0)).values()
+    return {
+        "launches": sum(times * len(found) for times, found in turns),
+        "program_megabytes": sum(times * x.bytes for times, found in turns for x in found) / 1e6,
+        **planned_megabytes(compiled),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:

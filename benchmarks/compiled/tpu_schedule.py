@@ -55,6 +55,8 @@ class Options:
     """Dtype of queries, keys and values; rows of a table are float32."""
     devices: tuple[str, ...] = ("v5e", "v6e")
     """v5e, v5p, v6e, 7x."""
+    backend: Literal["pallas", "deltanet_tpu"] = "pallas"
+    """Our kernels of the gated delta rule, or those of the package deltanet-tpu."""
     compile: bool = True
     """False: programs and bytes alone, which needs no compiler."""
     out: Path | None = None
@@ -79,10 +81,11 @@ def measure(options: Options, device: str, folder: Path) -> list[dict[str, Any]]
     arrays = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arrays
     )
-    with kernels_for(device):
+    library = None if options.backend == "pallas" else options.backend
+    with kernels_for(device, library=library):
         traced = jax.jit(call).trace(arrays)
         rows = [
-            {"device": device, "size": options.size, **_sizes(x)}
+            {"device": device, "size": options.size, "backend": options.backend, **_sizes(x)}
             for x in kernels_in(traced.jaxpr.jaxpr)
         ]
         if not options.compile:
@@ -101,7 +104,10 @@ def measure(options: Options, device: str, folder: Path) -> list[dict[str, Any]]
         row["loops"] = loops(code)
     return [
         *rows,
-        {"device": device, "size": options.size, "kernel": "all", **planned_megabytes(compiled)},
+        {
+            **{"device": device, "size": options.size, "backend": options.backend},
+            **{"kernel": "all", **planned_megabytes(compiled)},
+        },
     ]
 
 
@@ -134,7 +140,8 @@ def loops(text: str) -> list[int]:
 
 def _written(folder: Path, kernel: str, kind: str) -> Path:
     """The file of `1795-gated_delta_forward.1-70-final_bundles.txt` and the like."""
-    named = re.compile(rf"\d+-{kernel}(\.\d+)?-\d+{re.escape(kind)}")
+    # Where a kernel has no name of its own in a gradient, JAX puts the transformation around it.
+    named = re.compile(rf"\d+-(jvp_|transpose_)*{kernel}_*(\.\d+)?-\d+{re.escape(kind)}")
     for path in sorted(folder.iterdir()):
         if named.fullmatch(path.name):
             return path
@@ -150,7 +157,7 @@ def _call(options: Options) -> tuple[Callable[[Any], Any], Any]:
 
     def both(arrays: dict[str, jax.Array]) -> Any:
         outputs, back = jax.vjp(
-            lambda arrays: chunk_gated_delta_rule(**arrays, backend="pallas"), arrays
+            lambda arrays: chunk_gated_delta_rule(**arrays, backend=options.backend), arrays
         )
         return outputs, back(outputs)
 

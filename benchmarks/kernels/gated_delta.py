@@ -43,6 +43,7 @@ from pallas_kernels.gated_delta.specs import SPECS, GatedDeltaSpec, sample
 
 Pass = Literal["forward", "train"]
 Dtype = Literal["float32", "bfloat16"]
+SideBackend = Literal["pallas", "reference", "jla", "deltanet_tpu"]
 PEER_PROGRAM = Path(__file__).with_name("peer_fla.py")
 TINY = GatedDeltaSpec(name="tiny", length=256, heads=2)
 
@@ -55,8 +56,8 @@ class Options:
     """Names of specs in `pallas_kernels/gated_delta/specs.py`, or `tiny`."""
     passes: tuple[Pass, ...] = ("forward", "train")
     """Forward alone, or forward + backward to every argument."""
-    backends: tuple[Literal["pallas", "reference"], ...] = ("pallas", "reference")
-    """pallas: the device's kernels; reference: plain JAX."""
+    backends: tuple[SideBackend, ...] = ("pallas", "reference")
+    """pallas: the device's kernels; reference: plain JAX; jla, deltanet_tpu: other packages'."""
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     """Dtypes of queries, keys and values."""
     repeats: int = 20

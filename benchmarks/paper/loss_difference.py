@@ -34,7 +34,7 @@ from fwpkm_jax.io.atomic import write_json
 from fwpkm_jax.io.options import read_options
 from fwpkm_jax.io.terminal import say_error, visible
 from fwpkm_jax.io.untrusted import read_json
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Options:
     """Directory for the files; None: that of the first run's results."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
+        check_fields(self)
         for name in ("documents", "tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")

@@ -8,8 +8,12 @@ matmul rate are measured in the same run.
 `--peer-titans` also times the neural memory of titans-pytorch: a layer of `model_dim` with its own
 projections, whose memory is an MLP per sequence, written by gradient steps with momentum. It is
 another kind of memory, so only its speed can be compared.
+
+`--rules fwpkm sdm` also times Sparse Delta Memory with as many slots. A token writes 8 of them, and
+reads 8.
 """
 
+import itertools
 import json
 import sys
 import time
@@ -34,7 +38,7 @@ from benchmarks.machine import (
 )
 from benchmarks.options import from_json, parse, to_json
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
-from fwpkm_jax.rules import FwPKM, FwPKMMemory
+from fwpkm_jax.rules import SDM, FwPKM, FwPKMMemory
 from fwpkm_jax.rules.base import AbstractChunkRule
 
 PEER_PROGRAM = Path(__file__).with_name("peer_titans.py")
@@ -44,6 +48,8 @@ PEER_PROGRAM = Path(__file__).with_name("peer_titans.py")
 class Options:
     """Times an FwPKM layer, forward and forward + backward, for several numbers of slots."""
 
+    rules: tuple[Literal["fwpkm", "sdm"], ...] = ("fwpkm",)
+    """Memories that are timed."""
     subkeys: tuple[int, ...] = (64, 128, 256, 512, 1024)
     """Sub-keys per codebook; each size has this many squared slots."""
     model_dim: int = 768
@@ -71,15 +77,22 @@ class Options:
 
 
 def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
-    """Times one size and pass in this process."""
+    """Times the first rule with one size and pass in this process."""
+    (name,) = options.rules
     rule = FwPKM(num_subkeys=subkeys, key_dim=options.dim, value_dim=options.dim)
-    config = FastWeightConfig(rule=rule, chunk_size=options.chunk_size)
+    if name == "sdm":
+        rule = SDM(num_subkeys=subkeys, value_dim=options.dim, num_writes=8, num_reads=8)
+    config = FastWeightConfig(
+        rule=rule, chunk_size=options.chunk_size, weight_by_gate=name == "fwpkm"
+    )
     rngs = nnx.Rngs(0)
     layer = FastWeight(config, options.model_dim, norm_eps=1e-5, init_std=0.02, rngs=rngs)
     graphdef, params = nnx.split(layer)
     # All rows are equal: values do not affect the time, and drawing random ones needs several
     # tables of memory.
-    memory = jax.jit(lambda: uniform_memory(rule))()
+    memory = jax.jit(
+        lambda: uniform_memory(rule) if name == "fwpkm" else layer.init_memory(jax.random.key(0))
+    )()
     jax.block_until_ready(memory)
     length = options.length if which == "forward" else options.backward_length
     shape = (options.batch, length, options.model_dim)
@@ -116,6 +129,7 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
     cpu_seconds = (time.process_time() - cpu_start) / (options.repeats + 1)
     tokens = options.batch * length
     return {
+        "rule": name,
         "subkeys": subkeys,
         "slots": rule.num_slots,
         "pass": which,
@@ -156,7 +170,7 @@ def uniform_memory(rule: AbstractChunkRule) -> FwPKMMemory:
       ValueError: the rule is not FwPKM.
     """
     if not isinstance(rule, FwPKM):
-        raise ValueError(f"rule={type(rule).__name__}: only FwPKM has a table of slots.")
+        raise ValueError(f"rule={type(rule).__name__}: only FwPKM's memory is filled here.")
     rngs = jax.random.split(jax.random.key(1))
     shape = (1, rule.num_heads, 2, rule.num_subkeys, rule.key_dim // 2)
     bound = rule.key_dim**-0.5
@@ -194,10 +208,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             write_result(result | {"rows": rows}, options.out)
 
     for which in options.passes:
-        for subkeys in options.subkeys:
-            task = replace(options, subkeys=(subkeys,), passes=(which,), peer_titans=None, out=None)
+        for rule, subkeys in itertools.product(options.rules, options.subkeys):
+            one = {"rules": (rule,), "subkeys": (subkeys,), "passes": (which,)}
+            task = replace(options, **one, peer_titans=None, out=None)
             row = processes.run_worker("benchmarks.speed.layer", to_json(task))
-            add({"subkeys": subkeys, "pass": which} | row)
+            add({"rule": rule, "subkeys": subkeys, "pass": which} | row)
         for chunk_size in options.peer_chunks if options.peer_titans else ():
             add(measure_peer(options, which, chunk_size))
     if options.out is None:

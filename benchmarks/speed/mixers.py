@@ -24,6 +24,7 @@ import numpy as np
 from benchmarks.machine import environment, planned_megabytes, write_result
 from benchmarks.options import parse
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
+from fwpkm_jax.rules.matrix.base import strength_axis
 
 Pass = Literal["forward", "train"]
 BASE = "gated_deltanet"
@@ -61,13 +62,14 @@ def sample(rule: AbstractMatrixRule, length: int, options: Options) -> Tokens:
 
     tokens = (1, length, options.heads)
     writes = (1, length * rule.steps, options.heads)
+    strengths = writes + strength_axis(rule.strength, options.width, options.width)
     log_decay = -0.1 * rng.random(size=tokens + (options.width,) * (rule.decay == "key"))
     arrays = {
         "query": unit(*tokens, options.width),
         "key": unit(*writes, options.width),
         "value": unit(*writes, options.width),
         "log_decay": None if rule.decay == "none" else log_decay,
-        "strength": rng.random(size=writes) if rule.strength else None,
+        "strength": rng.random(size=strengths) if rule.strength else None,
     }
     return Tokens(**jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arrays))
 

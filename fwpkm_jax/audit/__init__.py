@@ -1,14 +1,16 @@
 """Audit of what a model's recall rests on: causality, indices, origin, isolation, stability.
 
-`fwpkm audit RUN` runs it. `audit_run` and `audit_model` give the lines in Python. A model of any
-other origin is checked through an adapter of four functions, see `Program` and `program_lines`, or
-by the functions `causality`, `reads_the_token_before`, `apart`, `forgotten`, `covers`,
-`first_write` and `origin_lines`.
+`fwpkm audit RUN` runs it, and `fwpkm audit --torch FOLDER` that of a model in PyTorch. In Python
+`audit_run`, `audit_model` and `audit_torch` give the lines. A program of any other origin is
+checked through an adapter of four functions, see `Program` and `program_lines`, or by the functions
+`causality`, `reads_the_token_before`, `apart`, `forgotten`, `covers`, `first_write` and
+`origin_lines`.
 """
 
 from fwpkm_jax.audit.asking import covers
 from fwpkm_jax.audit.audit import Audit, AuditConfig, audit_model, audit_run
 from fwpkm_jax.audit.causality import causality
+from fwpkm_jax.audit.in_pytorch import audit_torch
 from fwpkm_jax.audit.indices import reads_the_token_before
 from fwpkm_jax.audit.isolation import apart, forgotten
 from fwpkm_jax.audit.lines import Line, failures
@@ -25,6 +27,7 @@ __all__ = [
     "apart",
     "audit_model",
     "audit_run",
+    "audit_torch",
     "causality",
     "covers",
     "failures",

@@ -1,6 +1,8 @@
 """Asks a `LanguageModel` under every condition: written, frozen, reset, with another memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,13 +13,24 @@ from fwpkm_jax.audit.origin import Answer
 from fwpkm_jax.audit.paths import ModelProgram, for_rows
 from fwpkm_jax.audit.questions import Question, Questions
 from fwpkm_jax.core.chunks import map_unshared
-from fwpkm_jax.data import load_tokenizer
+from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.recall import attention_reach
 from fwpkm_jax.evaluation.reconfigure import without_memory_layers
-from fwpkm_jax.models.language_model import LanguageModel, Stream
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.language_model import Stream
 
 _PIECE = 256  # Tokens of a text that are read in one call, whose logits are not kept.
+
+
+class MaskedProgram(Protocol):
+    """A `Program` that reads rows with padding."""
+
+    def read(
+        self, state: Any, tokens: np.ndarray, *, write: bool, mask: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Any]:
+        """See `Program`; `mask` is 1 for real tokens, 0 for padding."""
+        ...
 
 
 def answers_of(subject: Subject, questions: Questions, *, run: str) -> list[Answer]:
@@ -32,11 +45,43 @@ def answers_of(subject: Subject, questions: Questions, *, run: str) -> list[Answ
       questions: see `Questions`.
       run: the model's name in the records.
     """
-    program = ModelProgram(subject.model, subject.first_memory)
-    decode = _decoder(subject)
+    program, data = ModelProgram(subject.model, subject.first_memory), subject.data
+    text = None if data is None else data.text
+    return answers_to(
+        program,
+        _states(program, questions),
+        questions,
+        run=run,
+        reach=attention_reach(subject.model.config).stack,
+        is_written=partial(is_written, subject.model.config),
+        tokenizer=None if text is None else load_tokenizer(text.tokenizer),
+    )
+
+
+def answers_to(
+    program: MaskedProgram,
+    states: Iterable[tuple[str, Any]],
+    questions: Questions,
+    *,
+    run: str,
+    reach: int | None,
+    is_written: Callable[[int, int], bool],
+    tokenizer: Tokenizer | None,
+) -> list[Answer]:
+    """What a program says to every question in every state.
+
+    Args:
+      program: see `MaskedProgram`.
+      states: names of conditions, and the states in which they ask.
+      questions: see `Questions`.
+      run: the program's name in the records.
+      reach: see `Answer`.
+      is_written: given where a value ends and a text's length, whether the value was written.
+      tokenizer: of the values; None: they are told as numbers.
+    """
     length = questions.texts.shape[1]
     records = []
-    for condition, state in _states(program, questions):
+    for condition, state in states:
         for number in range(len(questions.questions[0])):
             row = [asked[number] for asked in questions.questions]
             values = np.stack([one.answer for one in row])
@@ -55,10 +100,10 @@ def answers_of(subject: Subject, questions: Questions, *, run: str) -> list[Answ
                         condition=condition,
                         depth=one.stated / length,
                         distance=length - one.stated,
-                        reach=attention_reach(subject.model.config).stack,
-                        written=_is_written(subject.model, one.stated + len(one.answer), length),
-                        expected=decode(one.answer),
-                        answer=decode(spoken[document]),
+                        reach=reach,
+                        written=is_written(one.stated + len(one.answer), length),
+                        expected=_told(one.answer, tokenizer),
+                        answer=_told(spoken[document], tokenizer),
                         exact=bool(np.array_equal(spoken[document], one.answer)),
                         forced=float(np.mean(np.argmax(given[document], axis=-1) == one.answer)),
                         first=bool(first[document] == one.answer[0]),
@@ -71,7 +116,7 @@ def answers_of(subject: Subject, questions: Questions, *, run: str) -> list[Answ
 
 
 def ask(
-    program: ModelProgram, state: Stream, row: Sequence[Question], questions: Questions
+    program: MaskedProgram, state: Any, row: Sequence[Question], questions: Questions
 ) -> tuple[np.ndarray, np.ndarray]:
     """Freely generated tokens `[texts, answer]`, and logits `[texts, answer, vocab]`.
 
@@ -199,18 +244,17 @@ def read_texts(program: ModelProgram, texts: np.ndarray, *, write: bool) -> Stre
     return state
 
 
-def _is_written(model: LanguageModel, end: int, length: int) -> bool:
+def is_written(model: ModelConfig, end: int, length: int) -> bool:
     """Whether tokens up to `end` were written before the end of a text."""
-    if not model.config.memory_layers:
+    if not model.memory_layers:
         return True
-    config = model.config.fast_weight
+    config = model.fast_weight
     writes = max(0, length - config.rule.lookahead) // config.chunk_size
     return end <= writes * config.chunk_size
 
 
-def _decoder(subject: Subject) -> Callable[[np.ndarray], str]:
+def _told(tokens: np.ndarray, tokenizer: Tokenizer | None) -> str:
     """A value's tokens as text; of generated data their numbers."""
-    if subject.data is not None and subject.data.text is not None:
-        tokenizer = load_tokenizer(subject.data.text.tokenizer)
-        return lambda tokens: tokenizer.decode([int(token) for token in tokens if token >= 0])
-    return lambda tokens: " ".join(str(int(token)) for token in tokens)
+    if tokenizer is None:
+        return " ".join(str(int(token)) for token in tokens)
+    return tokenizer.decode([int(token) for token in tokens if token >= 0])

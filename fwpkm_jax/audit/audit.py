@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from fwpkm_jax.audit.origin import Answer, origin_lines
 from fwpkm_jax.audit.questions import questions_of
 from fwpkm_jax.audit.stability import stability
 from fwpkm_jax.evaluation.interface import Subject
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Bound, Count, check_fields
 from fwpkm_jax.memories.file import checksum
 from fwpkm_jax.memories.saved import fingerprint
 from fwpkm_jax.run.evaluate import subject_of
@@ -28,15 +28,15 @@ from fwpkm_jax.training.state import named_leaves
 class AuditConfig:
     """How much an audit reads."""
 
-    texts: int = 16
+    texts: Annotated[int, Bound(2)] = 16
     """Texts that state values, each with a memory of its own."""
-    length: int | None = None
+    length: Count | None = None
     """Tokens of each. None: twice a row of training text, or a row of facts."""
-    tokens: int = 20_000
+    tokens: Count = 20_000
     """Length of the text over which all must stay finite."""
 
     def __post_init__(self) -> None:
-        check_least(self, texts=2, length=1, tokens=1)
+        check_fields(self)
 
 
 class Audit(NamedTuple):
@@ -72,7 +72,9 @@ def audit_model(
 
     def origin() -> Iterator[Line]:
         try:
-            questions = questions_of(subject, texts=config.texts, length=config.length)
+            questions = questions_of(
+                subject.data, texts=config.texts, length=config.length, seed=subject.seed
+            )
             for number, one in enumerate([subject, *others]):
                 name = one.origin.run or f"model {number}"
                 answers.extend(answers_of(one, questions, run=name))
@@ -118,13 +120,19 @@ def audit_run(
 
 def provenance_of(run: Run, *, name: str, command: Sequence[str]) -> dict[str, Any]:
     """What was audited, with hashes, and by which program: JSON values."""
-    here = environment()
     return {
         "run": name,
         "step": run.step,
         "config": run.experiment.fingerprint,
         "slow_weights": fingerprint(run.model),
         "memory": checksum({name: np.asarray(x) for name, x in named_leaves(run.memory).items()}),
+    } | started_by(command)
+
+
+def started_by(command: Sequence[str]) -> dict[str, Any]:
+    """By which command an audit was made, when, and where: JSON values."""
+    here = environment()
+    return {
         "command": list(command),
         "started": here["started"],
         "commit": here["commit"] or "unknown",

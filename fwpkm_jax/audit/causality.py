@@ -34,6 +34,7 @@ def look_ahead(
     rows_apart: bool = False,
     together: int = 1,
     rounding: float = ROUNDING,
+    exact: bool = True,
 ) -> tuple[list[Look], Noise]:
     """What another text from each position on moved, and the path's noise.
 
@@ -46,6 +47,7 @@ def look_ahead(
         False: all rows are changed from the same position on.
       together: with `rows_apart`, as many adjacent rows may see each other after all.
       rounding: see `causality`.
+      exact: see `causality`.
     """
     rows = np.arange(len(tokens))
     owners = rows // together if rows_apart else 0 * rows
@@ -60,7 +62,7 @@ def look_ahead(
         moved = gaps(before, arrays_of(path, changed)["logits"], axes=2)
         found += [(place, moved[owners == unit].max(0)) for unit, place in enumerate(part)]
     # At the end, so that what a program keeps from call to call shows as well.
-    noise = Noise.of(before, arrays_of(path, tokens)["logits"], rounding)
+    noise = Noise.of(before, arrays_of(path, tokens)["logits"], rounding, exact=exact)
     looks = []
     for place, moved in found:
         early = np.flatnonzero(moved[:place] > noise.allowed)
@@ -85,6 +87,7 @@ def causality(
     rows_apart: bool = False,
     together: int = 1,
     rounding: float = ROUNDING,
+    exact: bool = True,
     cause: Callable[[Look], str] = lambda look: "",
 ) -> Line:
     """The line of a path: pass if no change moves logits before it.
@@ -100,6 +103,8 @@ def causality(
       together: see `look_ahead`.
       rounding: share of the logits' spread that two equal calls may differ by, where a device adds
         in no fixed order. The line fails if they differ by more.
+      exact: False: as much passes also where two equal calls are equal, because a token's rounding
+        depends on the tokens beside it, as that of experts may.
       cause: names the cause of the widest look ahead.
     """
     looks, noise = look_ahead(
@@ -110,6 +115,7 @@ def causality(
         rows_apart=rows_apart,
         together=together,
         rounding=rounding,
+        exact=exact,
     )
     ahead = [look for look in looks if look.back]
     blind = [look for look in looks if not look.seen]

@@ -96,7 +96,8 @@ class Noise(NamedTuple):
     Attributes:
       measured: the largest difference.
       bound: the largest difference that may be rounding.
-      allowed: the largest difference that is not counted: 0 if equal calls are equal bit for bit.
+      allowed: the largest difference that is not counted: 0 if equal calls are equal bit for bit,
+        and rounding does not depend on what is read beside.
     """
 
     measured: float
@@ -104,10 +105,11 @@ class Noise(NamedTuple):
     allowed: float
 
     @classmethod
-    def of(cls, first: np.ndarray, again: np.ndarray, rounding: float) -> Noise:
-        """The noise of an array; `rounding` is a share of the array's spread."""
+    def of(cls, first: np.ndarray, again: np.ndarray, rounding: float, *, exact: bool) -> Noise:
+        """The noise of an array; `rounding` is a share of the array's spread, for `exact` see
+        `causality`."""
         measured, bound = difference_of(first, again), rounding * float(np.std(first))
-        return cls(measured, bound, min(_NOISE * measured, bound))
+        return cls(measured, bound, min(_NOISE * measured, bound) if exact else bound)
 
     def refusal(self) -> str:
         """Why the results cannot be judged; empty if they can."""
@@ -123,4 +125,6 @@ class Noise(NamedTuple):
         """How exactly results were compared."""
         if not self.allowed:
             return "bit for bit"
+        if not self.measured:
+            return f"within {self.allowed:.1g}, as tokens are rounded with those beside them"
         return f"within {self.allowed:.1g}, as two equal calls differ by {self.measured:.1g}"

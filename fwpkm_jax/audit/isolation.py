@@ -16,6 +16,7 @@ def apart(
     vocab_size: int,
     owners: np.ndarray | None = None,
     rounding: float = ROUNDING,
+    exact: bool = True,
 ) -> Line:
     """The line of users: pass if what each has is the same beside any text of the others.
 
@@ -31,6 +32,7 @@ def apart(
         padding, which must move no one; of what the path gives beside the logits, a row is then
         compared where none of its users has another text. None: each row is a user.
       rounding: see `causality`; of each array by itself.
+      exact: see `causality`.
 
     Example:
       >>> shared = lambda tokens: np.eye(4)[tokens] + tokens[1].mean()  # All see the second row.
@@ -54,10 +56,10 @@ def apart(
             }
         )
     again = arrays_of(path, tokens)
-    refused, exact, seen, leaks = "", True, np.zeros(users, bool), []
+    refused, bits, seen, leaks = "", True, np.zeros(users, bool), []
     for where, before in first.items():
-        noise = Noise.of(before, again[where], rounding)
-        refused, exact = refused or noise.refusal(), exact and not noise.allowed
+        noise = Noise.of(before, again[where], rounding, exact=exact)
+        refused, bits = refused or noise.refusal(), bits and not noise.allowed
         for changed, one in zip(calls, moved, strict=True):
             by_cell = where == "logits"
             owner = cells if by_cell else cells.max(1)
@@ -80,7 +82,7 @@ def apart(
         blind = int(np.flatnonzero(~seen)[0])
         text = f"User {blind}'s own text changes nothing that is looked at, so this cannot fail."
     else:
-        how = "no bit of" if exact else "nothing beyond the rounding of equal calls in"
+        how = "no bit of" if bits else "nothing beyond rounding in"
         text = (
             f"In {len(calls)} calls that tell any two of {users} users apart, another text of one "
             f"changes {how} what another one has, over {tokens.shape[1]:,} tokens."

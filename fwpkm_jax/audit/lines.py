@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_fields
 
 Section = Literal["causality", "indices", "origin", "isolation", "stability"]
 SECTIONS: dict[Section, str] = {
@@ -39,7 +39,7 @@ class Line:
     """JSON values."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
+        check_fields(self)
 
 
 def judged(good: bool) -> Verdict:

@@ -59,12 +59,12 @@ def model_lines(subject: Subject) -> Iterator[Line]:
     allowed = _AGREEMENT[subject.model.config.activation_dtype]
     row_length = None if subject.data is None else subject.data.length
     texts = probe(subject.model, program.initial, seed=subject.seed, row_length=row_length)
-    tokens, options = texts.tokens, {"rounding": program.rounding}
+    tokens, rounding = texts.tokens, program.rounding
 
     def cause(way: Way) -> Callable[[Look], str]:
         return _cause(way, program, tokens)
 
-    yield from way_lines(program, _ways(program, texts), tokens, cause=cause, **options)
+    yield from way_lines(program, _ways(program, texts), tokens, cause=cause, rounding=rounding)
     if jax.device_count() == 1:
         kind = jax.devices()[0].device_kind
         yield refused("causality", "several devices", f"There is one device here ({kind}).")
@@ -74,7 +74,7 @@ def model_lines(subject: Subject) -> Iterator[Line]:
         chunk_sizes=chunk_sizes(subject.model),
         cause=cause,
         agreement=allowed,
-        **options,
+        rounding=rounding,
     )
     name = "paths agree"
     yield attempt("causality", name, lambda: _agree(program, tokens, allowed))

@@ -85,12 +85,17 @@ def way_lines(
     tokens: np.ndarray,
     *,
     rounding: float,
+    exact: bool = True,
     cause: Callable[[Way], Callable[[Look], str]],
 ) -> Iterator[Line]:
     """The lines of ways of reading; the arguments are those of `program_lines`."""
     for name, way in ways.items():
         texts = tokens[: way.rows]
-        options: dict[str, Any] = {"vocab_size": program.vocab_size, "rounding": rounding}
+        options: dict[str, Any] = {
+            "vocab_size": program.vocab_size,
+            "rounding": rounding,
+            "exact": exact,
+        }
 
         def judge(check: Callable[..., Line], **more: Any) -> Line:
             return check(name, way.path(program), texts, **options, **more)  # noqa: B023
@@ -110,6 +115,7 @@ def program_lines(
     *,
     chunk_sizes: Sequence[int],
     rounding: float = ROUNDING,
+    exact: bool = True,
     agreement: float = 1e-3,
     cause: Callable[[Way], Callable[[Look], str]] = lambda way: lambda look: "",
 ) -> Iterator[Line]:
@@ -120,6 +126,7 @@ def program_lines(
       tokens: ids int32 `[rows, length]`, rows as long as those that it was trained on.
       chunk_sizes: tokens per write, whose edges are looked at first where not all can be.
       rounding: see `causality`.
+      exact: see `causality`.
       agreement: share of the logits' spread, or of 1 nat where it is less, by which pieces of
         other sizes may differ, as they are computed in another order.
       cause: given a way of reading, names the cause of a look ahead.
@@ -136,7 +143,7 @@ def program_lines(
         "one row alone": Way(partial(in_pieces, piece=length), alone, rows=1),
     }
     noisy = False
-    for line in way_lines(program, ways, tokens, rounding=rounding, cause=cause):
+    for line in way_lines(program, ways, tokens, rounding=rounding, exact=exact, cause=cause):
         noisy |= bool(line.numbers.get("rounding"))
         yield line
 

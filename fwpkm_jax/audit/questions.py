@@ -6,8 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fwpkm_jax.data import NeedleMix, RecallData, TextData, Tokenizer, load_tokenizer
-from fwpkm_jax.evaluation.interface import Subject
+from fwpkm_jax.data import (
+    AbstractDataConfig,
+    NeedleMix,
+    RecallData,
+    TextData,
+    Tokenizer,
+    load_tokenizer,
+)
 from fwpkm_jax.evaluation.sources import text_sources, texts_of
 
 
@@ -43,23 +49,27 @@ class Questions(NamedTuple):
     chance: float
 
 
-def questions_of(subject: Subject, *, texts: int, length: int | None) -> Questions:
+def questions_of(
+    data: AbstractDataConfig | None, *, texts: int, length: int | None, seed: int
+) -> Questions:
     """Questions as the run's training asks them; in text without needles, the paper's sentence.
 
     Args:
-      subject: its data and seed.
+      data: of the run; None: unknown.
       texts: how many.
       length: tokens of each; None: twice that of a training row of text, or a row of facts.
+      seed: of texts and questions.
 
     Raises:
       ValueError: the data state no facts, or too little text is there.
     """
-    data = subject.data
+    if data is None:
+        raise ValueError("no data are known that say what the model can be asked.")
     if isinstance(data, RecallData):
-        return _facts(data, texts=texts, length=length or data.length, seed=subject.seed)
-    if data is not None and data.text is not None:
+        return _facts(data, texts=texts, length=length or data.length, seed=seed)
+    if data.text is not None:
         text = data.text
-        return _needles(text, texts=texts, length=length or 2 * text.length, seed=subject.seed)
+        return _needles(text, texts=texts, length=length or 2 * text.length, seed=seed)
     raise ValueError(
         f"{type(data).__name__} states no facts that can be asked for; RecallData and text do."
     )

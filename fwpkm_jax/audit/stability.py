@@ -92,7 +92,7 @@ def _tokens(subject: Subject) -> Iterator[int]:
 
 
 def long_text(
-    program: Program, text: np.ndarray, *, rounding: float = ROUNDING
+    program: Program, text: np.ndarray, *, rounding: float = ROUNDING, exact: bool = True
 ) -> tuple[Line, Line]:
     """The lines of a long text, read by one stream: all stays finite, and late tokens are causal.
 
@@ -102,6 +102,7 @@ def long_text(
       program: see `Program`.
       text: ids `[length + 1]`, read in pieces.
       rounding: see `causality`.
+      exact: see `causality`.
     """
     piece = min(_PIECE, len(text) - 1)
     count = (len(text) - 1) // piece
@@ -118,7 +119,7 @@ def long_text(
         for place in (one - start for one in looked if start <= one < start + piece):
             changed = np.where(np.arange(tokens.shape[1]) >= place, others, tokens)
             other, again = (program.read(before, x, write=True)[0] for x in (changed, tokens))
-            noise = Noise.of(logits, again, rounding)
+            noise = Noise.of(logits, again, rounding, exact=exact)
             moved = difference_of(logits[:, :place], other[:, :place])
             if moved > noise.allowed or noise.refusal():
                 ahead.append((moved, start + place))

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fwpkm_jax.cli.options import parse_options
-from fwpkm_jax.config import shipped_configs
+from fwpkm_jax.config import load_config, shipped_configs
+from fwpkm_jax.data.streams.names import PACKAGED
+from fwpkm_jax.literals import some
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +21,18 @@ def main(arguments: Sequence[str], program: str = "fwpkm configs") -> int:
     """Prints the names; returns the program's exit code."""
     parse_options(ConfigsOptions, arguments, program)
     by_file = sorted(shipped_configs().items(), key=lambda item: (item[1], item[0]))
-    for path, configs in itertools.groupby(by_file, key=lambda item: item[1]):
+    for path, group in itertools.groupby(by_file, key=lambda item: item[1]):
+        configs = [name for name, _ in group]
         about = ast.get_docstring(ast.parse(path.read_text())) or ""
-        print(textwrap.fill("  ".join(name for name, _ in configs), 80, break_on_hyphens=False))
+        print(textwrap.fill("  ".join(configs), 80, break_on_hyphens=False))
         print(f"    {about.partition(chr(10))[0]}")
+        if files := _files_of(configs[0]):
+            print(f"    Needs {some(files)}; docs/howto/data.md has the commands that write them.")
     return 0
+
+
+def _files_of(name: str) -> tuple[str, ...]:
+    """The text of a config that does not come with the package."""
+    text = load_config(name).data.text
+    paths = () if text is None else (*text.train_paths, *text.valid_paths)
+    return tuple(path for path in paths if not path.startswith(PACKAGED))

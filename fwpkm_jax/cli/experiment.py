@@ -29,7 +29,6 @@ from fwpkm_jax.models.config import Mixer, ModelConfig
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run.train import resume_experiment
 
-# tyro breaks no lines of a description.
 _DESCRIPTION = """Trains {origin}, whose own values are the defaults below.
 
 Another one: the name of a shipped config (`fwpkm configs`), or a .py file.

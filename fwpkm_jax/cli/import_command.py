@@ -44,8 +44,8 @@ class ImportRelease(PluginOptions):
 
     checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
     """A folder or file that the authors' code has written: safetensors, pytorch_model.bin, shards
-    with their index, a checkpoint of DeepSpeed; or owner/name of a model on the Hugging Face
-    Hub."""
+    with their index, DeepSpeed's mp_rank_00_model_states.pt; or owner/name of a model on the
+    Hugging Face Hub."""
     run: RunArgument
     """New run directory. It may lie in a bucket."""
     config: str | None = None
@@ -63,13 +63,13 @@ class ImportRelease(PluginOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ImportHF:
-    """Starts a run from a folder of the transformers library: Llama 3, Mistral, Qwen2.5, Qwen3,
-    Qwen3.5, Qwen3-Next, SmolLM3, OLMo 2, 3 and Hybrid, Gemma 3; of models of images, the text
-    part."""
+    """Starts a run from a folder of the transformers library."""
 
     folder: FolderArgument
     """The folder, with config.json and safetensors files, also in a bucket; or owner/name of a
-    model on the Hugging Face Hub, which is fetched into its client's cache."""
+    model on the Hugging Face Hub, which is fetched into its client's cache. Families: Llama 3,
+    Mistral, Qwen2.5, Qwen3, Qwen3.5, Qwen3-Next, SmolLM3, OLMo 2, 3 and Hybrid, Gemma 3; of models
+    of images, the text part."""
     run: RunArgument
     """New run directory. It may lie in a bucket."""
     revision: str | None = None
@@ -88,11 +88,10 @@ class ImportHF:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportGGUF:
-    """Starts a run from a model in one GGUF file, whose quantised weights become float32: Llama 2
-    and 3, Mistral, SmolLM2, Qwen2 and Qwen3."""
+    """Starts a run from a model in one GGUF file, whose weights become float32."""
 
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
-    """The file, with its tokenizer."""
+    """The file, with its tokenizer: Llama 2 and 3, Mistral, SmolLM2, Qwen2 and Qwen3."""
     run: RunArgument
     """New run directory. It may lie in a bucket."""
     dtype: ParameterDtype | None = None

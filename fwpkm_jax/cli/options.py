@@ -45,7 +45,6 @@ def parse_options(
 
     Args:
       cls: the command's options, or a union of those of its subcommands.
-      arguments: the command line.
       program: what messages and the help call the command.
       addresses: names of options that may be addresses of buckets.
 

@@ -71,11 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(name: str, arguments: Sequence[str], *, program: str) -> int:
     """Runs a subcommand, whose failures end in one line.
 
-    Args:
-      name: in `COMMANDS`.
-      arguments: its command line.
-      program: what its messages call it.
-
     Returns:
       The exit code, as `main`.
     """

@@ -144,7 +144,7 @@ def _fault(name: str, x: Any, kind: str, axes: list[str], sizes: dict[str, int])
     if len(shape) != len(axes):
         hint = f"give it {len(axes)}"
         if len(shape) == len(axes) - 1:
-            hint = f"add one, as {name}[{':, ' * _missing_axis(shape, axes, sizes)}None]"
+            hint = f"add one, as {_with_axis(name, shape, axes, sizes)}"
         return f"{found}: the number of axes is {len(shape)}; {hint}."
     dtype, way_out = _KINDS[kind]
     if not jnp.issubdtype(x.dtype, dtype) and not (kind == "mask" and x.dtype == bool):
@@ -157,15 +157,24 @@ def _fault(name: str, x: Any, kind: str, axes: list[str], sizes: dict[str, int])
     return f"{found}: {empty} is 0; give at least one."
 
 
-def _missing_axis(shape: tuple[int, ...], axes: list[str], sizes: dict[str, int]) -> int:
-    """Which one of the axes is missing: the first that all others fit without; else the first."""
+def _with_axis(name: str, shape: tuple[int, ...], axes: list[str], sizes: dict[str, int]) -> str:
+    """The array with the axis that is missing: the first that all others fit without.
+
+    While their number is unknown, the axis of heads is named as well if it may be the missing one:
+    those who have a single head leave it out.
+    """
+    places = []
     for place, missing in enumerate(axes):
         others = axes[:place] + axes[place + 1 :]
         fits = all(sizes.get(axis, size) == size for axis, size in zip(others, shape, strict=True))
         # The axis that would be added has one entry.
         if fits and sizes.get(missing, 1) == 1:
-            return place
-    return 0
+            places.append(place)
+    first, *more = places or [0]
+    heads = [place for place in more if axes[place] == "heads" and "heads" not in sizes]
+    if not heads:
+        return f"{name}[{':, ' * first}None]"
+    return " or ".join(f"{name}[{':, ' * at}None] for {axes[at]}" for at in (first, *heads))
 
 
 def _axis(axis: str, sizes: dict[str, int]) -> str:

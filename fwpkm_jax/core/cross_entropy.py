@@ -91,7 +91,6 @@ def linear_cross_entropy(
 
 
 def _value(size, of_rows, x, head, bias, labels, weights):
-    del of_rows
     readout = head.astype(x.dtype)
 
     def body(total, part):
@@ -139,7 +138,6 @@ def _forward(size, of_rows, x, head, bias, labels, weights):
 
 
 def _backward(size, of_rows, residuals, cotangent):
-    del size, of_rows
     gradients, losses = residuals
     scaled = jax.tree.map(lambda g: cotangent.astype(g.dtype) * g, (*gradients, losses))
     return *scaled[:3], None, scaled[3]

@@ -82,7 +82,6 @@ def document_positions(
     """Each token's position in its document, from 0.
 
     Args:
-      starts: first tokens of documents.
       first: position of the first token if it starts no document; None: 0.
     """
     place = jnp.arange(starts.shape[1], dtype=jnp.int32)[None]
@@ -114,7 +113,6 @@ def starts_at_real(
     """The starts with those at padding moved to the next real token, if there is one.
 
     Args:
-      starts: first tokens of documents.
       mask: 0 at padding.
     """
     real, numbers = mask.astype(bool), document_numbers(starts)

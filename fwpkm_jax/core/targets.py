@@ -48,7 +48,6 @@ def pair_weights(
     """The weights of tokens whose target is `lookahead` tokens further on.
 
     Args:
-      gate: weight of each token's loss.
       real: 1 for real tokens, 0 for padding; of the tokens that hold targets, too.
       known: 1 where the target is known when the token's chunk is written.
       lookahead: distance from a token to its target.
@@ -70,7 +69,6 @@ def write_weights(
     A token writes if it and the token `lookahead` further on, in the same chunk, are both real.
 
     Args:
-      gate: weight of each token's loss.
       mask: 1 for real tokens, 0 for padding; None: all real.
       chunk_size: tokens between two writes; the last chunk may be shorter.
       lookahead: distance from a token to its target.

@@ -17,7 +17,7 @@ from fwpkm_jax.data.needles import (
 )
 from fwpkm_jax.data.recall import RecallData
 from fwpkm_jax.data.text import Document, TextData, stream_documents
-from fwpkm_jax.data.token_files import TokenFile
+from fwpkm_jax.data.token_files import TokenFile, write_token_file
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
 from fwpkm_jax.lazy_imports import lazy_names
 
@@ -47,6 +47,7 @@ __all__ = [
     "random_value",
     "stream_documents",
     "vocab_size",
+    "write_token_file",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, __file__)

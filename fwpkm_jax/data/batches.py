@@ -1,7 +1,5 @@
 """Makes batches of Grain's data sets; iterators can be saved and resumed at any batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +23,7 @@ class BatchDataset(grain.IterDataset):
         super().__init__()
         self._batches, self._source = batches, source
 
-    def __iter__(self) -> BatchIterator:
+    def __iter__(self) -> "BatchIterator":
         return BatchIterator(self._batches, source=self._source)
 
 

@@ -38,11 +38,6 @@ def message_tokens(tokenizer: object, message: str, turn: Turn = START) -> np.nd
     With the answers between them they are the tokens of the whole conversation, where the answers
     are as the tokenizer would write them, and the template shows them as they are.
 
-    Args:
-      tokenizer: a `JSONTokenizer` with a chat template.
-      message: of the user.
-      turn: how far the conversation has been read.
-
     Raises:
       ValueError: the tokenizer has no chat template; see `JSONTokenizer.encode_chat`; or the
         template leaves earlier answers out.

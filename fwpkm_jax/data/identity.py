@@ -26,7 +26,6 @@ def identity(file: Path, *, whole: int | None = None, blocks: int | None = None)
     it are hashed. Text that was changed between these blocks alone is taken for the same.
 
     Args:
-      file: path.
       whole: None: `WHOLE`.
       blocks: None: `BLOCKS`.
     """
@@ -50,10 +49,6 @@ def check_same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the file, if text is not that of a saved data position.
 
     A file may have another name or lie elsewhere.
-
-    Args:
-      saved: what a position says of its source.
-      now: the same of the text that is there.
     """
     changed = [
         f"{name}: {saved[name]} -> {now.get(name)}"

@@ -27,11 +27,6 @@ def read_json_lines(
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
     """The records of JSON lines with their places; blank lines are left out.
 
-    Args:
-      lines: a file opened in binary, at `start`.
-      name: of the file, in errors.
-      start: the place of a line.
-
     Raises:
       OutsideFileError: a line is no JSON object in UTF-8, or has more than `MOST_TEXT_BYTES`; or
         the file ends too early. The error names file and line.

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from fwpkm_jax.literals import check_above_0, check_least, check_literals, check_share
+from fwpkm_jax.literals import Count, NotNegative, Positive, ShareAboveZero, check_fields
 
 Example = dict[str, np.ndarray]
 
@@ -54,9 +54,9 @@ class NeedleMix:
     itself.
     """
 
-    share: float = 1.0
+    share: ShareAboveZero = 1.0
     """Share of the rows with needles; each row is drawn independently."""
-    num_needles: int = 4
+    num_needles: Count = 4
     """Needles per row."""
     sentence: str = SENTENCE
     """The sentence, with `{key}` and behind it `{value}`; by default that of the paper's needle
@@ -67,28 +67,24 @@ class NeedleMix:
     keys: Literal["hex", "names"] = "hex"
     """hex: `key_characters` hexadecimal characters. names: three to `key_characters` letters, the
     first one a capital."""
-    key_characters: int = 4
+    key_characters: Count = 4
     """Characters of a key; with `keys="names"` the most that it has."""
-    value_digits: int = 6
+    value_digits: Count = 6
     """Digits of a number."""
-    min_distance: int = 128
+    min_distance: Count = 128
     """Least distance in bytes from a stated digit to the answer that repeats it. A stack of
     sliding windows reaches layers * (window - 1) bytes back; stay beyond that, and beyond the
     memory's chunk."""
-    answer_weight: float = 1.0
+    answer_weight: Positive = 1.0
     """Weight in the training loss of a digit that is an answer; the text around has 1."""
-    sentence_weight: float = 1.0
+    sentence_weight: NotNegative = 1.0
     """Weight of all other bytes of the sentences. 0: a model learns to answer, but not to expect
     such sentences in text; for a memory in a trained model."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
+        check_fields(self)
         for sentence in self._sentences:
             _check_sentence(sentence)
-        check_share(self, "share", zero=False)
-        check_least(self, num_needles=1, key_characters=1, value_digits=1, min_distance=1)
-        check_least(self, sentence_weight=0)
-        check_above_0(self, "answer_weight")
         least = _SHORTEST_NAME if self.keys == "names" else 1
         if self.key_characters < least:
             raise ValueError(

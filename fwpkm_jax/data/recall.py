@@ -1,13 +1,12 @@
 """A generated task: facts stated early in a document and asked for beyond any window."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from fwpkm_jax.data.contract import AbstractDataConfig, Split
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Bound, Count, NotNegative, check_fields
 
 Example = dict[str, np.ndarray]
 
@@ -38,36 +37,28 @@ class RecallData(AbstractDataConfig):
 
     length: int = 256
     """Labels per document; a row holds one token more."""
-    num_facts: int = 16
+    num_facts: Count = 16
     """Facts stated in a document."""
     num_questions: int | None = None
     """Facts asked for in a document, chosen at random; None asks for all of them."""
     num_keys: int = 64
     """Number of different key tokens; at least num_facts."""
-    num_values: int = 64
+    num_values: Annotated[int, Bound(2)] = 64
     """Number of different value tokens; a guess is right with probability 1 / num_values."""
-    num_filler: int = 64
+    num_filler: Count = 64
     """Number of different filler tokens."""
-    min_distance: int = 96
+    min_distance: Annotated[int, Bound(2)] = 96
     """Least distance in tokens from a stated value to the answer that repeats it. A stack of
     sliding windows reaches layers * (window - 1) tokens back; stay beyond that, and beyond the
     memory's chunk, since a chunk is written only once it has been read."""
-    other_loss_weight: float = 0.0
+    other_loss_weight: NotNegative = 0.0
     """Weight in the training loss of every label that is not an answer. Filler, keys and stated
     values are drawn at random, so what their loss adds beyond the token frequencies is noise."""
-    num_valid: int = 256
+    num_valid: Count = 256
     """Documents in the validation split."""
 
     def __post_init__(self) -> None:
-        check_least(
-            self,
-            num_facts=1,
-            num_values=2,
-            num_filler=1,
-            min_distance=2,
-            num_valid=1,
-            other_loss_weight=0,
-        )
+        check_fields(self)
         if self.num_keys < self.num_facts:
             raise ValueError(
                 f"num_keys={self.num_keys} cannot give num_facts={self.num_facts} distinct keys; "
@@ -93,10 +84,9 @@ class RecallData(AbstractDataConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids: filler, keys and values."""
         return self.num_filler + self.num_keys + self.num_values
 
-    def source(self, *, split: Split, seed: int) -> RecallSource:
+    def source(self, *, split: Split, seed: int) -> "RecallSource":
         return RecallSource(self, split=split, seed=seed)
 
     @property

@@ -25,7 +25,7 @@ from fwpkm_jax.data.json_lines import read_json_lines
 from fwpkm_jax.data.streams.files import AbstractDataFile
 from fwpkm_jax.data.tokenizers import Tokenizer
 from fwpkm_jax.io.untrusted import OutsideFileError
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Count, NotNegative, check_fields
 
 _WAY_OUT = "see docs/howto/sessions.md for the form of a session"
 
@@ -39,16 +39,16 @@ class SessionRows:
     last.
     """
 
-    multiple: int = 64
+    multiple: Count = 64
     """Each row of a session begins at a multiple of this many tokens, with padding before it. With
     the memory's chunk size, all that was told is written before a question reads."""
-    answer_weight: float = 1.0
+    answer_weight: NotNegative = 1.0
     """Weight in the training loss of the tokens of answers."""
-    text_weight: float = 0.1
+    text_weight: NotNegative = 0.1
     """Weight of all other tokens."""
 
     def __post_init__(self) -> None:
-        check_least(self, multiple=1, answer_weight=0, text_weight=0)
+        check_fields(self)
 
 
 class Answer(NamedTuple):

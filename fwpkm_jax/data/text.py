@@ -1,7 +1,5 @@
 """Real text: files and their mixture, as rows for training or documents for evaluation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from fwpkm_jax.data.streams.formats import read_tokens, whole_documents
 from fwpkm_jax.data.streams.names import PACKAGED
 from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry, token_dtype
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
-from fwpkm_jax.literals import check_least, check_literals, some
+from fwpkm_jax.literals import Count, check_fields, some
 from fwpkm_jax.storage.addresses import check_store, scheme_of
 
 if TYPE_CHECKING:
@@ -68,10 +66,10 @@ class TextData(AbstractDataConfig):
     reading: Literal["memory", "stream"] = "memory"
     """When text is read. memory: once at the start, and all of it is kept. stream: while training,
     and a window of rows is kept, however much text there is."""
-    window: int = 1024
+    window: Count = 1024
     """Rows that reading=stream shuffles at a time; resuming reads the window anew. 1: rows come in
     the order of the text."""
-    length: int = 4096
+    length: Count = 4096
     """Labels per row; a row holds one token more."""
     field: str = "text"
     """Field of a .jsonl, .parquet or .arrow record that holds the text."""
@@ -88,7 +86,7 @@ class TextData(AbstractDataConfig):
     """The files hold sessions (`data.sessions`), one a row, instead of texts. None: texts."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
+        check_fields(self)
         for name in ("train_paths", "valid_paths"):
             for path in getattr(self, name):
                 check_data_path(path, name)
@@ -96,7 +94,6 @@ class TextData(AbstractDataConfig):
             check_store(self.tokenizer, "tokenizer")
         if not self.train_paths:
             raise ValueError("train_paths=() names no text; give at least one file or folder.")
-        check_least(self, length=1, window=1)
         if self.reading == "stream":
             self._check_stream()
         if self.needles is not None:
@@ -119,7 +116,6 @@ class TextData(AbstractDataConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids of the tokenizer."""
         return load_tokenizer(self.tokenizer).vocab_size
 
     def source(self, *, split: Split, seed: int) -> Source:
@@ -138,7 +134,7 @@ class TextData(AbstractDataConfig):
         return batch_examples(examples, batch_size=batch_size, rows=rows, source=made_of)
 
     @property
-    def text(self) -> TextData:
+    def text(self) -> "TextData":
         return self
 
     @property
@@ -211,7 +207,7 @@ def stream_documents(config: TextData, split: Split) -> Iterator[Document]:
     return (document for file in files for document in _read(file, config, tokenizer))
 
 
-def train_rows(config: TextData, *, seed: int) -> tuple[grain.MapDataset, dict[str, Any]]:
+def train_rows(config: TextData, *, seed: int) -> "tuple[grain.MapDataset, dict[str, Any]]":
     """Rows of the training text without end: shuffled anew in every epoch, mixed by weight.
 
     Needles, where the configuration has any, are a function of (seed, row's number) alone.
@@ -283,7 +279,7 @@ def _streamed(
     )
 
 
-def _mixture(config: TextData, sources: Sequence[Rows], *, seed: int) -> grain.MapDataset:
+def _mixture(config: TextData, sources: Sequence[Rows], *, seed: int) -> "grain.MapDataset":
     """Rows of all sources without end."""
     import grain  # Half a second, which a program that only reads the configuration saves.
 

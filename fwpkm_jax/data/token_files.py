@@ -8,10 +8,13 @@ document.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from fwpkm_jax.io.atomic import replacing
 from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, reading, size_of
 
 _WIDE = b"# uint32\n"
@@ -56,8 +59,9 @@ class TokenFile:
         for file in (path, index):
             if not file.exists():
                 raise FileNotFoundError(
-                    f"There is no {file.absolute()}; a tokenised text is a .bin and an .idx file, "
-                    "both of which `python -m fwpkm_jax.data.prepare` writes."
+                    f"There is no {file.absolute()}; a tokenised text is a .bin and an .idx file. "
+                    "`python -m fwpkm_jax.data.prepare` writes both from text, and "
+                    "`fwpkm_jax.data.write_token_file` from arrays of ids."
                 )
         size = size_of(path)
         lengths, self._dtype = _read_index(index, size)
@@ -132,6 +136,38 @@ class TokenFileEntry:
         return self._file.entry(self._number, tokens)
 
 
+def write_token_file(path: str | Path, entries: Iterable[ArrayLike], *, vocab_size: int) -> int:
+    """Writes arrays of token ids as a tokenised file; returns the number of tokens.
+
+    Args:
+      path: the `.bin` file; its index gets the same name and `.idx`. Both are replaced once all is
+        written.
+      entries: integers `[tokens]` each, such as a document with its end-of-document token. They are
+        taken one after the other, so an iterator needs no more memory than its largest array.
+
+    Raises:
+      ValueError: the path does not end in `.bin`, an id lies outside the vocabulary, or an entry is
+        not one axis of integers.
+
+    Example:
+      >>> write_token_file("train.bin", [[5, 6, 2], [7, 2]], vocab_size=32000)  # doctest: +SKIP
+      5
+    """
+    path, tokens = Path(path), 0
+    check_token_file(path, vocab_size=vocab_size)
+    with replacing(path.with_suffix(".idx")) as index, replacing(path) as data:
+        index.write(index_header(vocab_size))
+        for number, entry in enumerate(map(np.asarray, entries)):
+            if entry.ndim != 1 or (entry.size and entry.dtype.kind not in "iu"):
+                raise ValueError(
+                    f"Entry {number} is {entry.dtype}{list(entry.shape)}; give integers [tokens]."
+                )
+            data.write(entry_bytes(entry, number=number, vocab_size=vocab_size))
+            index.write(index_line(len(entry), start=tokens, vocab_size=vocab_size))
+            tokens += len(entry)
+    return tokens
+
+
 def check_token_file(path: Path, *, vocab_size: int) -> None:
     """Raises ValueError unless `path` can name a tokenised file of this vocabulary."""
     if path.suffix != ".bin":
@@ -163,7 +199,6 @@ def _read_index(path: Path, size: int) -> tuple[np.ndarray, np.dtype]:
     of the ids.
 
     Args:
-      path: the index.
       size: bytes of the file that it belongs to; entries behind its end are refused.
     """
     content = read_bytes(path, most=_MOST_LINE_BYTES * (size + 2**10), otherwise=_WRITE)

@@ -163,7 +163,6 @@ class JSONTokenizer:
 
     def encode_batch(self, texts: Sequence[str], *, num_threads: int) -> list[np.ndarray]:
         """Token ids of each text; the library chooses its threads."""
-        del num_threads
         with self._encoding():
             encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(one.ids, np.int32) for one in encoded]
@@ -189,9 +188,6 @@ class JSONTokenizer:
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray:
         """Token ids of a conversation up to where the answer begins, int32 `[tokens]`.
-
-        Args:
-          messages: see `write_chat`.
 
         Raises:
           ImportError: the package jinja2 is not installed.

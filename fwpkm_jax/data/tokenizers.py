@@ -84,7 +84,6 @@ class ByteTokenizer:
 
     def encode_batch(self, texts: Sequence[str], *, num_threads: int) -> list[np.ndarray]:
         """The bytes of each text; uses no threads."""
-        del num_threads
         return [self.encode(text) for text in texts]
 
     def decode(self, token_ids: Iterable[int]) -> str:
@@ -102,10 +101,6 @@ class SentencePieceTokenizer:
 
     def __init__(self, model: bytes, *, name: str):
         """Loads a model.
-
-        Args:
-          model: contents of a `.model` file.
-          name: what errors call it.
 
         Raises:
           ImportError: the package sentencepiece is not installed.

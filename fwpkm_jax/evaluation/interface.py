@@ -12,7 +12,7 @@ from fwpkm_jax.data import AbstractDataConfig, TextData, load_tokenizer
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.record import Origin, Result, first_group, make_result
 from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import Checked
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 Passes = Literal["both", "on", "off"]
@@ -26,7 +26,7 @@ def passes_of(write: Passes) -> tuple[tuple[str, bool], ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class Subject(Checked):
     """What is evaluated: a trained model, its memory, and how they were trained."""
 
     model: LanguageModel
@@ -53,9 +53,6 @@ class Subject:
     fast_weight_dtype: FastWeightDtype = "float32"
     """Precision of fast weights between calls of the model; bfloat16 rounds them after each, as the
     authors' release does."""
-
-    def __post_init__(self) -> None:
-        check_literals(self)
 
     @property
     def text(self) -> TextData:
@@ -100,7 +97,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Checked):
     """A named evaluation: its options, the function that measures, and the views of the outcome.
 
     Views take the record of a result, as its file holds it: `evaluation`, `provenance`, `config`
@@ -138,9 +135,6 @@ class Evaluation:
     one_stream: bool = True
     """Whether it reads one sequence at a time, of which devices share the tokens; False: batches of
     rows, which they share, too."""
-
-    def __post_init__(self):
-        check_literals(self)
 
     def controls_line(self) -> str:
         """What is printed of the controls; empty for an evaluation that reports no recall."""

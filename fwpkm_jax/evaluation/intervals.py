@@ -77,7 +77,6 @@ def bootstrap(
       sums: `[clusters]`, sum of the items of each cluster, such as a document.
       sizes: `[clusters]`, number of items of each cluster.
       units: int `[clusters]`, the unit that each cluster belongs to, such as a training seed.
-      draws: of the whole sample.
       seed: of the draws.
 
     Returns:

@@ -35,7 +35,7 @@ from fwpkm_jax.evaluation.sources import (
     num_labels,
     text_sources,
 )
-from fwpkm_jax.literals import check_least, check_literals, some
+from fwpkm_jax.literals import Checked, Count, some
 
 _WINDOW = 8
 """Segments per window of the addressing statistics."""
@@ -46,31 +46,27 @@ _POINT = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerplexityConfig:
+class PerplexityConfig(Checked):
     """Streaming perplexity."""
 
     write: Passes = "both"
     """Write the memory while reading, keep it frozen, or do one after the other and compare."""
-    segment_length: int | None = None
+    segment_length: Count | None = None
     """Inputs of a full segment; attention and GDN start empty in each. None: the run's training
     length."""
     protocol: Literal["default", "release"] = "default"
     """default: every token but a document's first is scored, and tokens that wait to be written are
     kept until the end of the document. release: as in the authors' release, whose segments drift
     apart (it skips k tokens after segment k), and what waits is dropped at the end of each."""
-    chunk_size: int | None = None
+    chunk_size: Count | None = None
     """Tokens per write. None: the model's."""
     memory_reset: Literal["never", "document"] = "never"
     """never: fast weights are carried from document to document. document: every document starts
     from the checkpoint's fast weights."""
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
     """Tokens scored in each data set at most."""
-    max_documents: int | None = None
+    max_documents: Count | None = None
     """Documents read of each data set at most."""
-
-    def __post_init__(self) -> None:
-        check_literals(self)
-        check_least(self, segment_length=1, chunk_size=1, max_tokens=1, max_documents=1)
 
 
 def evaluate(

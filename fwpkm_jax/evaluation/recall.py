@@ -26,24 +26,21 @@ from fwpkm_jax.evaluation.readers.devices import (
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import as_stored
 from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, not_finite
 from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Checked, Count
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import Memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallConfig:
+class RecallConfig(Checked):
     """Recall of stated facts."""
 
-    batches: int | None = None
+    batches: Count | None = None
     """Batches of the validation split to score at most. None: all of them."""
-    batch_size: int | None = None
+    batch_size: Count | None = None
     """Sequences per batch; as many share a memory as in training. None: training's batch size."""
-    num_bins: int = 16
+    num_bins: Count = 16
     """Equal ranges of distance, from 0 to the length of a sequence, in the table and the plot."""
-
-    def __post_init__(self) -> None:
-        check_least(self, batches=1, batch_size=1, num_bins=1)
 
 
 class AttentionReach(NamedTuple):
@@ -169,7 +166,9 @@ def _score_batches(
         raise ValueError("The batches ask no question: answer_distance is 0 everywhere.")
     reach = attention_reach(model.config)
     answers = {name: np.concatenate(batches) for name, batches in right.items()}
-    edges = _edges(length, config.num_bins)
+    # Ranges of distances as wide as each other; the last one ends at `length` or behind it.
+    width = -(-length // config.num_bins)
+    edges = np.arange(0, length + width, width)
     results = {name: _scores(ok, distance, edges, reach) for name, ok in answers.items()}
     return Outcome(
         numbers=results
@@ -213,12 +212,6 @@ def _share_out(memory: Memory, groups: int) -> Memory:
         return jnp.broadcast_to(leaf, (groups, *leaf.shape[1:]))
 
     return map_unshared(share, memory)
-
-
-def _edges(length: int, num_bins: int) -> np.ndarray:
-    """Bounds of the distance ranges: multiples of one width, the last at least `length`."""
-    width = -(-length // num_bins)
-    return np.arange(0, length + width, width)
 
 
 def _scores(

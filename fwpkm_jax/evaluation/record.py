@@ -71,9 +71,7 @@ def make_result(
     """A result with its provenance.
 
     Args:
-      evaluation: its name.
       subject: what was evaluated, an `interface.Subject`.
-      config: the options.
       outcome: what the evaluation gave, an `interface.Outcome`.
       tokenizer: the tokenizer's fingerprint; None for generated data.
 

@@ -1,7 +1,6 @@
 """The texts that evaluations read, by data set, with the hashes of their files."""
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ from fwpkm_jax.data import Document, TextData, Tokenizer, stream_documents
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.data.streams.files import LocalFile, data_files
 from fwpkm_jax.data.text import valid_rows
-from fwpkm_jax.io.untrusted import reading, size_of
 
 
 class Source(NamedTuple):
@@ -126,9 +124,4 @@ def sha256(path: Path) -> str:
       FileNotFoundError: there is no such file.
       OutsideFileError: it is a directory, a pipe or a device, or cannot be read.
     """
-    left, digest = size_of(path), hashlib.sha256()
-    with reading(path, otherwise="name a file"), path.open("rb") as content:
-        while block := content.read(min(left, 2**20)):  # Not what is added meanwhile.
-            digest.update(block)
-            left -= len(block)
-    return digest.hexdigest()
+    return LocalFile(str(path), path).sha256()

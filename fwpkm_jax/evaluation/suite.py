@@ -31,7 +31,6 @@ def choose_suite(
 
     Args:
       names: names in EVALS, or "all".
-      subject: the model to evaluate.
       configs: options by evaluation name; a missing name means default options.
 
     Raises:

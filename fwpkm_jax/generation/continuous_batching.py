@@ -175,7 +175,6 @@ def join(
     """Gives a user the first empty batch slot; all others go on as they were.
 
     Args:
-      model: the language model.
       batch: before; cannot be used again.
       prompt: token ids, which the user reads alone beforehand (prefill); None: the user goes on
         behind what it has read, also behind a stop token.

@@ -44,7 +44,6 @@ def check_lengths(
     """Checks that each sequence has a token to continue and fits into full attention's cache.
 
     Args:
-      model: the language model.
       state: the state before the prompts are read.
       lengths: lengths of the prompts, `[batch]`.
       max_new_tokens: most tokens generated for each sequence.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from fwpkm_jax.literals import check_above_0, check_least
+from fwpkm_jax.literals import Count, NotNegative, ShareAboveZero, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +22,14 @@ class Sampling:
       0.95
     """
 
-    temperature: float = 0.0
+    temperature: NotNegative = 0.0
     """Divides the logits before a token is drawn; 0 takes the most likely one."""
-    top_k: int | None = None
+    top_k: Count | None = None
     """Draws among the `top_k` most likely tokens; None: all."""
-    top_p: float | None = None
+    top_p: ShareAboveZero | None = None
     """Draws among the smallest set of most likely tokens whose total probability reaches `top_p`
     (Holtzman et al. 2020, arXiv:1904.09751); None: all."""
-    vocab_size: int | None = None
+    vocab_size: Count | None = None
     """Only ids below this number may be chosen, for models whose embedding table is larger than the
     tokenizer's vocabulary; None: all."""
     stop_ids: Sequence[int] = ()
@@ -37,10 +37,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_ids", tuple(int(token) for token in self.stop_ids))
-        check_least(self, temperature=0)
-        check_above_0(self, "top_k", "vocab_size")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} must lie above 0 and at most at 1.")
+        check_fields(self)
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise ValueError(
                 f"top_k={self.top_k} and top_p={self.top_p} have no effect at temperature=0, which "

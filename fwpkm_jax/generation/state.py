@@ -65,7 +65,6 @@ def init_generation(
     """The state of `batch` sequences before the first token.
 
     Args:
-      model: the language model.
       memory: fast weights, leaves `[groups, ...]`, which are copied; groups divides the batch. With
         as many groups as sequences, each sequence has its own memory and gives the same results as
         alone. Sequences of one group write into the same memory.
@@ -105,7 +104,6 @@ def grow(model: LanguageModel, state: GenerationState, *, max_length: int) -> Ge
     Caches that are as large already, or do not depend on it, stay as they are.
 
     Args:
-      model: the language model.
       state: from `init_generation` or `generate`.
       max_length: most tokens that full attention keeps from now on.
 

@@ -90,7 +90,6 @@ def import_gguf(
       run_dir: a new directory, also in a bucket.
       dtype: of the matrices; None: float32.
       mesh: devices that the weights are read onto; the run's own.
-      say: prints a line.
 
     Returns:
       The run's directory.

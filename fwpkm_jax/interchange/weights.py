@@ -1,7 +1,5 @@
 """A model's slow and fast weights, and their names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +11,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from fwpkm_jax.io.untrusted import OutsideFileError, shown
+from fwpkm_jax.literals import some
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.training.state import Memories, named_leaves
 
@@ -39,7 +38,7 @@ class Weights(NamedTuple):
             for name, leaf in named_leaves(tree).items()
         }
 
-    def replaced(self, arrays: Mapping[str, Any]) -> Weights:
+    def replaced(self, arrays: Mapping[str, Any]) -> "Weights":
         """Weights of the same structure with other arrays, which have the names of `named`."""
         return jax.tree.unflatten(jax.tree.structure(self), [arrays[name] for name in self.named()])
 
@@ -62,26 +61,19 @@ def refuse_other_names(
         "lacks": [name for name in expected if name not in found],
         "holds, without a place in the model,": [name for name in found if name not in expected],
     }
-    problems = [f"{what} {_listed(names)}" for what, names in faults.items() if names]
+    problems = [
+        f"{what} {some([shown(name, 100) for name in names])}"
+        for what, names in faults.items()
+        if names
+    ]
     if problems:
         raise OutsideFileError(where, " and ".join(problems), otherwise=_OTHER_CONFIG)
-
-
-def _listed(names: list[str], most: int = 5) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(shown(name, 100) for name in names[:most]) + rest
 
 
 def checked(name: str, tensor: Any, shape: tuple[int, ...], where: str | Path) -> Any:
     """Returns a tensor from outside if it has the model's shape and its numbers are finite.
 
     Of a tensor that is traced the numbers are not known, and not checked.
-
-    Args:
-      name: of the tensor.
-      tensor: an array of NumPy or JAX.
-      shape: that the model needs.
-      where: the file, for the message.
 
     Raises:
       OutsideFileError: it has another shape, holds other things than floating-point numbers, or

@@ -28,7 +28,6 @@ def export_run(
     """Writes a checkpoint's slow and fast weights in float32, named as in `Weights.named`.
 
     Args:
-      run_dir: the run.
       folder: a new folder; an interrupted export leaves none.
       step: as in `load_run`.
       weights: as in `load_run`.

@@ -160,7 +160,6 @@ def open_own(path: str | Path, flags: int) -> int:
     """The descriptor of a plain file that stays in its place: a lock, a log, a file in parts.
 
     Args:
-      path: of the file.
       flags: as for `os.open`; a link is never followed, whatever they are.
 
     Raises:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import inspect
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,6 +66,9 @@ def read_options(
             found = dataclasses.replace(found, instantiate=default)
         return dataclasses.replace(found, fields=tuple(filter(None, fields)))
 
+    told = settings.pop("description", None) or (isinstance(cls, type) and inspect.getdoc(cls))
+    if told:
+        settings["description"] = wrapped(told)
     return tyro.cli(
         cls,
         args=list(arguments),
@@ -73,6 +78,15 @@ def read_options(
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
         **settings,
     )
+
+
+def wrapped(text: str) -> str:
+    """A description in lines for a terminal.
+
+    tyro breaks none, and joins lines that begin with a letter, so further ones are indented.
+    """
+    paragraphs = (" ".join(one.split()) for one in inspect.cleandoc(text).split("\n\n"))
+    return "\n\n".join(textwrap.fill(one, 80, subsequent_indent="  ") for one in paragraphs)
 
 
 def _with_one_line(field: StructFieldSpec) -> StructFieldSpec:

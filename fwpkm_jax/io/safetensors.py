@@ -209,11 +209,6 @@ def write_tensors(
 ) -> None:
     """Appends the header and the arrays.
 
-    Args:
-      file: open for writing, at its start.
-      arrays: by name.
-      metadata: texts that the header holds.
-
     Raises:
       ValueError: the format has no name for a dtype.
       OSError: they cannot be written.

@@ -85,7 +85,6 @@ def interruptible(program: str) -> Iterator[None]:
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        del number, frame
         os.write(2, f"{program}: {INTERRUPTED}\n".encode())
         os._exit(128 + signal.SIGINT)
 
@@ -157,15 +156,12 @@ def start_logging(form: str = "%(message)s") -> None:
     """Prints warnings on standard error in a form of `logging`, one line each."""
     root = logging.getLogger()
     for handler in list(root.handlers):
-        if type(handler) in (logging.StreamHandler, _ToTerminal) or _is_of_absl(handler):
+        of_absl = type(handler).__module__.split(".")[0] == "absl"
+        if type(handler) in (logging.StreamHandler, _ToTerminal) or of_absl:
             root.removeHandler(handler)
     root.addHandler(_ToTerminal(form))
     if root.level == logging.NOTSET or root.level > logging.WARNING:
         root.setLevel(logging.WARNING)
-
-
-def _is_of_absl(handler: logging.Handler) -> bool:
-    return type(handler).__module__.split(".")[0] == "absl"
 
 
 def leave_out_abandoned_writes() -> None:

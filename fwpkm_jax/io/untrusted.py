@@ -90,7 +90,6 @@ def reading(
     the file. A file that is missing stays a FileNotFoundError.
 
     Args:
-      path: of the file.
       place: see `OutsideFileError`.
       problem: what is wrong; the parser's reason is added.
       otherwise: see `OutsideFileError`.
@@ -197,9 +196,7 @@ def read_json(
     """The value of a JSON file.
 
     Args:
-      path: of the file.
       otherwise: what the user can do if it is damaged.
-      most: bytes.
       kind: dict or list; None: any value.
       unique: no name may occur twice in an object.
 

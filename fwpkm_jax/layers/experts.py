@@ -16,7 +16,7 @@ from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation, SwiGLU
 from fwpkm_jax.layers.parameters import LogicalAxes, linear_map, parameter
 from fwpkm_jax.layers.partition import HEADS, Partition
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Count, NotNegative, check_fields
 
 _LARGEST_BLOCK = 128  # Tokens that one expert takes at a time.
 
@@ -25,28 +25,26 @@ _LARGEST_BLOCK = 128  # Tokens that one expert takes at a time.
 class ExpertsConfig:
     """A mixture of experts, each a SwiGLU layer."""
 
-    num_experts: int = 8
+    num_experts: Count = 8
     """Experts a token can be sent to."""
     top_k: int = 2
     """Experts a token is sent to."""
-    hidden_dim: int = 512
+    hidden_dim: Count = 512
     """Hidden width of each expert."""
-    shared_dim: int | None = None
+    shared_dim: Count | None = None
     """Hidden width of one more expert that sees every token, behind a sigmoid gate; None: none."""
     renormalize: bool = True
     """Weights the chosen experts by their probabilities' shares, which sum to 1; off: by the
     probabilities."""
-    balance_weight: float = 0.001
+    balance_weight: NotNegative = 0.001
     """Weight in the training loss of the term that spreads tokens over experts; 0: none."""
 
     def __post_init__(self):
-        check_least(self, num_experts=1, hidden_dim=1, balance_weight=0)
+        check_fields(self)
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(
                 f"top_k={self.top_k} must lie between 1 and num_experts={self.num_experts}."
             )
-        if self.shared_dim is not None and self.shared_dim < 1:
-            raise ValueError(f"shared_dim={self.shared_dim} must be at least 1, or None for none.")
 
 
 class RouterLoad(NamedTuple):

@@ -11,7 +11,7 @@ from flax import nnx
 
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.layers.parameters import declaration_of, parameter
-from fwpkm_jax.literals import check_above_0, check_least
+from fwpkm_jax.literals import Count, Positive, check_fields
 
 FACTORS = ("lora_a", "lora_b")
 """Names of the factors' parameters, beside the map's `kernel`: `[in, rank]` and `[rank, out]`."""
@@ -36,9 +36,9 @@ class LoRAConfig:
     maps: tuple[str, ...] = (r"blocks/\d+/(mixer|feed_forward)/.*",)
     """Patterns (`re.fullmatch`) of the paths of linear maps. The default has those of the token
     mixers and MLPs."""
-    rank: int = 8
+    rank: Count = 8
     """Width of the factors."""
-    alpha: float = 16.0
+    alpha: Positive = 16.0
     """The update is multiplied by alpha / rank."""
 
     def __post_init__(self) -> None:
@@ -49,8 +49,7 @@ class LoRAConfig:
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"maps: {pattern!r} is no pattern: {error}.") from error
-        check_least(self, rank=1)
-        check_above_0(self, "alpha")
+        check_fields(self)
 
     @property
     def scale(self) -> float:
@@ -115,12 +114,7 @@ def add_low_rank(model: nnx.Module, config: LoRAConfig, *, rngs: nnx.Rngs) -> No
 
 
 def merged(named: Mapping[str, jax.Array], config: LoRAConfig) -> dict[str, jax.Array]:
-    """The parameters of the model without updates that computes the same; changed kernels float32.
-
-    Args:
-      named: parameters by path, factors among them.
-      config: of the factors.
-    """
+    """The parameters of the equal model without updates; changed kernels are float32."""
     plain = {name: x for name, x in named.items() if name.rsplit("/", 1)[-1] not in FACTORS}
     for name, b in named.items():
         if name.endswith(f"/{FACTORS[1]}"):

@@ -104,7 +104,6 @@ def normed_mix_map(
     Args:
       x, y, gate: what is mixed.
       maps: the norm of the mix, and the linear map of the norm in `dtype`.
-      dtype: of the normed mix.
       sequences: which, with `chunk_size`, say in what order the rows of `x` come, see
         `pallas_kernels.mix_rms_norm`.
       chunk_size: see there.

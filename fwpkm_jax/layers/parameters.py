@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 from flax import nnx
 
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import Checked
 
 LogicalAxes = tuple[str | None, ...]
 """What a parameter's dimensions are: "vocab", "embed" (the model's width), "heads" (all heads' or
@@ -53,7 +53,7 @@ _KEY = "declaration"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declaration:
+class Declaration(Checked):
     """What is known of a parameter apart from its value.
 
     Raises:
@@ -66,9 +66,6 @@ class Declaration:
     """What each dimension is; None: the parameter is whole on every device."""
     decay: bool | None = None
     """Whether weight decay applies. None: as the role says."""
-
-    def __post_init__(self):
-        check_literals(self)
 
     @property
     def decays(self) -> bool:
@@ -121,10 +118,6 @@ def declare_linear(inputs: str | None = None, outputs: str | None = None) -> dic
     """Options of an `nnx.Linear` that declare its kernel and bias.
 
     A bias as wide as the model ("embed") is whole on every device.
-
-    Args:
-      inputs: what the kernel's rows are, see `LogicalAxes`.
-      outputs: what its columns are.
     """
     bias = None if outputs == "embed" else outputs
     return {
@@ -143,17 +136,7 @@ def linear_map(
     rngs: nnx.Rngs,
     **options: Any,
 ) -> nnx.Linear:
-    """A linear map that says what it is; its kernel is normal, and it has no bias.
-
-    Args:
-      inputs: width of the input.
-      outputs: width of the output.
-      rows: what the kernel's rows are, see `LogicalAxes`.
-      columns: what its columns are.
-      init_std: standard deviation of the kernel.
-      rngs: the stream `params`.
-      options: of `nnx.Linear`, in place of these.
-    """
+    """A linear map that says what it is; its kernel is normal, and it has no bias."""
     init = nnx.initializers.normal(init_std)
     options = {"use_bias": False, "kernel_init": init, "rngs": rngs} | options
     return nnx.Linear(inputs, outputs, **options, **declare_linear(rows, columns))

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from fwpkm_jax.core.chunks import merge_groups, split_groups
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.slots.options.devices import MemoryAxes
-from fwpkm_jax.literals import check_least, check_literals
+from fwpkm_jax.literals import Checked, Count
 from fwpkm_jax.rules.base import AbstractRule
 
 MemoryLayout = Literal["independent", "columns", "slots"]
@@ -30,26 +30,22 @@ SEQUENCE = "sequence"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeshConfig:
+class MeshConfig(Checked):
     """How many devices share the work, and how. Results change only by rounding."""
 
-    data: int = 1
+    data: Count = 1
     """Parts of the batch with a copy of the slow weights each; they never share fast-weight
     memories."""
-    fsdp: int = 1
+    fsdp: Count = 1
     """Parts of each of these; they share one copy of the slow weights and the optimiser's state."""
-    model: int = 1
+    model: Count = 1
     """Parts of the heads, of the MLPs' hidden units and of the value tables' columns."""
-    sequence: int = 1
+    sequence: Count = 1
     """Parts of each sequence, for contexts that do not fit one device."""
     memory: MemoryLayout = "independent"
     """Where a fast-weight memory is stored. independent: with one part of the batch. columns,
     slots: on all devices of a part along `data`, each of which holds some columns, or some slots,
     of the value table; slots is for tables larger than a device."""
-
-    def __post_init__(self):
-        check_literals(self)
-        check_least(self, data=1, fsdp=1, model=1, sequence=1)
 
     @property
     def num_devices(self) -> int:
@@ -57,7 +53,7 @@ class MeshConfig:
 
 
 @dataclass(frozen=True)
-class Partition:
+class Partition(Checked):
     """A mesh with the axes `data`, `fsdp`, `model`, perhaps `sequence`, and where memories lie.
 
     Layers and models get None on one device; a branch shows what several devices do differently.
@@ -70,9 +66,6 @@ class Partition:
 
     mesh: Mesh | AbstractMesh
     memory: MemoryLayout = "independent"
-
-    def __post_init__(self):
-        check_literals(self)
 
     def sharding(self, *axes: Any) -> NamedSharding:
         """The layout of an array whose dimensions are split along these mesh axes."""

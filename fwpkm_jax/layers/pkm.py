@@ -21,7 +21,7 @@ from fwpkm_jax.core.slots.options.devices import (
 )
 from fwpkm_jax.layers.parameters import declare, linear_map, parameter
 from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.literals import check_least, check_literals
+from fwpkm_jax.literals import Count, check_fields
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.slot_read import slot_read
@@ -35,9 +35,9 @@ class PKMConfig:
     """Sub-keys per codebook; the memory has num_subkeys**2 slots."""
     key_dim: int = 512
     """Width of a head's query, both halves together; even."""
-    value_dim: int = 512
+    value_dim: Count = 512
     """Width of a slot's value."""
-    num_heads: int = 4
+    num_heads: Count = 4
     """Queries per token; their reads are summed from one value table."""
     top_k: int = 32
     """Slots read per head."""
@@ -54,7 +54,7 @@ class PKMConfig:
     (reference), or pallas."""
 
     def __post_init__(self):
-        check_literals(self)
+        check_fields(self)
         if self.key_dim < 2 or self.key_dim % 2:
             raise ValueError(f"key_dim={self.key_dim} must be even (two codebooks).")
         if not 1 <= self.top_k <= self.num_subkeys:
@@ -66,7 +66,6 @@ class PKMConfig:
                 "query_norm=True and query_batch_norm=True: the queries have one norm; turn one of "
                 "them off."
             )
-        check_least(self, num_heads=1, value_dim=1)
 
 
 class QueryStatistics(NamedTuple):

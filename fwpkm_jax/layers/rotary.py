@@ -10,14 +10,14 @@ Chen et al. 2023, arXiv:2306.15595 (linear scaling); Grattafiori et al. 2024, ar
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.numerics import compute_dtype
-from fwpkm_jax.literals import check_above_0, check_least
+from fwpkm_jax.literals import Bound, Count, Positive, check_fields
 
 
 class RotaryFrequencies(NamedTuple):
@@ -34,9 +34,9 @@ class YarnConfig:
     Fast frequencies stay, slow ones are divided by `factor`, with a linear ramp between.
     """
 
-    factor: float
+    factor: Annotated[float, Bound(1)]  # Below 1 it would shorten contexts.
     """How many times longer than `original_length` the context becomes; 1 changes nothing."""
-    original_length: int = 1024
+    original_length: Count = 1024
     """Tokens of the original context. The paper's configuration says 1024, though it trained on
     4096; the choice moves the ramp."""
     beta_fast: float = 32.0
@@ -44,19 +44,18 @@ class YarnConfig:
     beta_slow: float = 1.0
     """Frequencies that turn less often than this over the original context are divided by
     `factor`."""
-    attention_factor: float | None = None
+    attention_factor: Positive | None = None
     """Factor on cosine and sine; its square is one on the scores. None: 1 + log(factor) / 10."""
     truncate: bool = True
     """Rounds the ends of the ramp outwards to whole pairs."""
 
     def __post_init__(self):
-        check_least(self, factor=1, original_length=1)  # A factor below 1 would shorten contexts.
+        check_fields(self)
         if not 0 < self.beta_slow < self.beta_fast:
             raise ValueError(
                 f"beta_slow={self.beta_slow} must be positive and below "
                 f"beta_fast={self.beta_fast}; the usual values are 1 and 32."
             )
-        check_above_0(self, "attention_factor")
 
     def scaled(self, frequencies: np.ndarray, theta: float) -> RotaryFrequencies:
         """The frequencies of the longer context; `theta` is their base."""
@@ -87,17 +86,17 @@ class Llama3Scaling:
     The ramp is linear in the frequency, unlike YaRN's, and nothing else is scaled.
     """
 
-    factor: float
+    factor: Annotated[float, Bound(1)]  # Below 1 it would shorten contexts.
     """By how much slow frequencies are divided."""
     low_freq_factor: float = 1.0
     """Frequencies that turn less often than this over the original context are divided whole."""
     high_freq_factor: float = 4.0
     """Frequencies that turn more often than this over the original context stay as they are."""
-    original_length: int = 8192
+    original_length: Count = 8192
     """Tokens of the original context."""
 
     def __post_init__(self):
-        check_least(self, factor=1, original_length=1)  # A factor below 1 would shorten contexts.
+        check_fields(self)
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
                 f"low_freq_factor={self.low_freq_factor} must be positive and below "
@@ -106,7 +105,6 @@ class Llama3Scaling:
 
     def scaled(self, frequencies: np.ndarray, theta: float) -> RotaryFrequencies:
         """The frequencies of the longer context."""
-        del theta
         turns = self.original_length * frequencies / (2 * math.pi)
         low, high = self.low_freq_factor, self.high_freq_factor
         # Frequencies between both bounds are mixed, so that none jumps.

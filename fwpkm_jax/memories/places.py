@@ -116,7 +116,6 @@ def reading(
     """The folder, for reading; of one in a bucket, a copy with the names of all memories.
 
     Args:
-      folder: of the memories.
       name: a memory that has its contents there, with the bases that it needs.
       headers: memories that have their headers; None: all files.
 
@@ -143,8 +142,6 @@ def changing(
     Of a folder in a bucket it is a copy, and what the body did is written back.
 
     Args:
-      folder: of the memories.
-      name: of the memory.
       source: a memory of which it becomes a fork.
       removes_bases: whether bases that no memory needs go; all files have their headers then.
 
@@ -297,7 +294,6 @@ class _Copied:
         """Writes to the bucket what a change of one memory made here.
 
         Args:
-          name: of the memory.
           before: `signature(name)` before the change.
           locks: checked before each write; if one is lost, the rest is not written.
         """

@@ -64,7 +64,6 @@ def put_together(
     """The array that `stored` took apart.
 
     Args:
-      name: of the array.
       part: what is stored of it.
       arrays: what is stored, by name.
       base: the array of its base, which is changed in place if it can be; None for a whole one.

@@ -157,8 +157,6 @@ def describe(folder: str | Path, name: str, *, forks: bool = True) -> Descriptio
     """What is known of a memory without reading its arrays.
 
     Args:
-      folder: of the memories.
-      name: of the memory.
       forks: whether its forks are looked for, in the files of all memories; False: none are given.
 
     Raises:
@@ -207,7 +205,6 @@ def written_rows(
     """How many rows of each fast weight are not as in a saved memory, and how many there are.
 
     Args:
-      folder: of the memories.
       name: of the memory to compare with.
       state: what to compare; of the same model and number of sequences.
 

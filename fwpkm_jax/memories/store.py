@@ -95,9 +95,7 @@ def fork(folder: str | Path, name: str, new: str) -> None:
     It takes a few kilobytes, whatever the size of the tables. Both can be written from then on.
 
     Args:
-      folder: of the memories.
       name: of the memory to fork, as it was last saved.
-      new: name of the fork.
 
     Raises:
       FileNotFoundError: there is no memory `name`.
@@ -138,8 +136,6 @@ def delete(folder: str | Path, name: str, *, keep_forks: bool = False) -> None:
     """Deletes a memory, and bases that no memory needs any more.
 
     Args:
-      folder: of the memories.
-      name: of the memory.
       keep_forks: delete it although it has forks. What they share with it stays on disk as long as
         they do.
 

@@ -154,7 +154,7 @@ class Block(nnx.Module):
         if layer is not None:
             if context.partition is not None:
                 layer = gathered(context.partition, layer, f"{self.path}/memory")
-            seen, _ = self._seen(x, None, context)
+            seen = x if self.memory_mixer is None else self._mixed(x, None, context)[0]
             y, memory, info = layer(
                 seen,
                 memory,
@@ -194,7 +194,9 @@ class Block(nnx.Module):
             assert pending is not None, "a stream of a memory layer carries its queue"
             if context.partition is not None:
                 layer = gathered(context.partition, layer, f"{self.path}/memory")
-            seen, memory_cache = self._seen(x, memory_cache, context)
+            seen = x
+            if self.memory_mixer is not None:
+                seen, memory_cache = self._mixed(x, memory_cache, context)
             y, memory, pending, info = layer.stream(
                 seen,
                 memory,
@@ -236,11 +238,11 @@ class Block(nnx.Module):
             return state._replace(pending=clear(state.pending))
         return state
 
-    def _seen(self, x: jax.Array, cache: Any, context: ForwardContext) -> tuple[jax.Array, Any]:
-        """What the memory reads, and the cache of its mixer."""
+    def _mixed(self, x: jax.Array, cache: Any, context: ForwardContext) -> tuple[jax.Array, Any]:
+        """What a memory with a mixer of its own reads, and the mixer's cache."""
         mixer, partition = self.memory_mixer, context.partition
-        if mixer is None or self.memory_mixer_norm is None:
-            return x, cache
+        assert mixer is not None
+        assert self.memory_mixer_norm is not None
         if partition is not None:
             mixer = gathered(partition, mixer, f"{self.path}/memory_mixer")
         y, cache = mixer(
@@ -269,7 +271,10 @@ class Block(nnx.Module):
             normed, mask=context.mask, starts=context.starts, cache=cache, partition=partition
         )
         mixed = checkpoint_name(mixed, MIXED)
-        mixed = self._output_normed(mixed, self.mixer_norm, self.mixer_output_norm)
+        mixer_norm, feed_forward_norm = self.mixer_output_norm, self.feed_forward_output_norm
+        if self.norms == "outputs":  # Then a sub-layer's only norm is that of its output.
+            mixer_norm, feed_forward_norm = self.mixer_norm, self.feed_forward_norm
+        mixed = mixed if mixer_norm is None else mixer_norm(mixed)
         if partition is not None:
             x, mixed = partition.by_sequence(x + mixed), None
         x, normed = self._sum_and_norm(self.feed_forward_norm, x, mixed, fused)
@@ -286,7 +291,7 @@ class Block(nnx.Module):
             y, facts["router_load"] = feed_forward(normed, partition=partition)
         else:
             y = feed_forward(normed)
-        x = x + self._output_normed(y, self.feed_forward_norm, self.feed_forward_output_norm)
+        x = x + (y if feed_forward_norm is None else feed_forward_norm(y))
         x = x if partition is None else partition.by_sequence(x)
         return BlockOutput(x, **facts), cache
 
@@ -300,9 +305,3 @@ class Block(nnx.Module):
             return norm.after_sum(x, branch)
         x = x if branch is None else x + branch
         return x, x if post_norm else norm(x)
-
-    def _output_normed(self, y: jax.Array, norm: RMSNorm, output_norm: RMSNorm | None) -> jax.Array:
-        """What a sub-layer adds, from its output."""
-        if output_norm is not None:
-            return output_norm(y)
-        return norm(y) if self.norms == "outputs" else y

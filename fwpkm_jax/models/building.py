@@ -21,9 +21,7 @@ def build_blocks(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs) -> list[Any
     """The decoder's blocks in order, with their initial weights.
 
     Args:
-      config: the layout.
       dtype: of the activations; None follows the input.
-      rngs: for the initial weights.
     """
     dim = config.model_dim
     shared: dict[str, Any] = {"norm_eps": config.norm_eps, "init_std": config.init_std}

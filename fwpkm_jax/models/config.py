@@ -19,7 +19,7 @@ from fwpkm_jax.layers.mixers import (
 from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_config, mixer_module
 from fwpkm_jax.layers.mlp import Activation
 from fwpkm_jax.layers.pkm import PKMConfig
-from fwpkm_jax.literals import check_above_0, check_least, check_literals
+from fwpkm_jax.literals import Count, NotNegative, Positive, check_fields
 
 Mixer = str | AbstractMixerConfig
 """A mixer's configuration, or its registered name; then `ModelConfig` has the settings."""
@@ -37,17 +37,17 @@ class ModelConfig:
       (1, 3)
     """
 
-    vocab_size: int = 32_000
+    vocab_size: Count = 32_000
     """Number of tokens in the vocabulary."""
-    model_dim: int = 768
+    model_dim: Count = 768
     """Width of the residual stream."""
     mixers: tuple[Mixer, ...] = ("gdn", "gdn", "gdn", "swa") * 3
     """Token mixer of each layer: Gated DeltaNet (gdn), sliding-window (swa) or full attention
     (attention), LaCT (lact), Titans' memory without attention (titans) or with it, as a context, a
-    gate or a layer (titans_mac, titans_mag, titans_mal), TTT (ttt_linear, ttt_mlp), a matrix memory
-    by its name in `rules.matrix`, or a mixer that you registered. On the command line also the JSON
-    of a configuration."""
-    mlp_dim: int = 2304
+    gate or a layer (titans_mac, titans_mag, titans_mal), TTT (ttt_linear, ttt_mlp, in_place_ttt), a
+    matrix memory by its name in `rules.matrix`, or a mixer that you registered. On the command line
+    also the JSON of a configuration."""
+    mlp_dim: Count = 2304
     """Hidden width of the SwiGLU layers."""
     mlp_activation: Activation = "silu"
     """Activation function of the gates in SwiGLU layers and experts."""
@@ -68,7 +68,7 @@ class ModelConfig:
     """Layers that normalise the outputs of mixer and MLP instead of their inputs."""
     sandwich_norm_layers: tuple[int, ...] = ()
     """Layers that normalise the inputs and the outputs of mixer and MLP."""
-    window: int = 512
+    window: Count = 512
     """Tokens a sliding-window layer sees, itself included."""
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     """Settings of the attention layers, sliding-window and full."""
@@ -92,22 +92,22 @@ class ModelConfig:
     of its sequence. None: there is no such layer."""
     lora: LoRAConfig | None = None
     """Low-rank updates of linear maps. None: there are none."""
-    embedding_scale: float = 1.0
+    embedding_scale: Positive = 1.0
     """Multiplies the embedding's rows; a head that shares them reads them as they are."""
     tie_embeddings: bool = True
     """The head shares the embedding's weights."""
     head_bias: bool = False
     """Adds a bias to the logits."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Added to the mean square in RMS norms."""
     norm_offset: bool = True
     """True: RMS norms multiply by 1 + weight. False: by weight. Norms of queries and keys and norms
     in memories have separate options."""
-    init_std: float = 0.02
+    init_std: Positive = 0.02
     """Standard deviation of initial weights."""
-    head_init_std: float | None = None
+    head_init_std: NotNegative | None = None
     """Standard deviation of an untied head's initial weights; None: init_std."""
-    branch_init_scale: float = 1.0
+    branch_init_scale: NotNegative = 1.0
     """Multiplies the initial weights of the linear maps whose outputs enter the residual stream."""
     activation_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """dtype of activations; memories and logits are float32."""
@@ -117,7 +117,7 @@ class ModelConfig:
     of memories are float32."""
 
     def __post_init__(self):
-        check_literals(self)
+        check_fields(self)
         num_layers = len(self.mixers)
         if num_layers == 0:
             raise ValueError("mixers=() must name at least one layer's token mixer.")
@@ -151,10 +151,6 @@ class ModelConfig:
                     f"memory_mixer={mixer} sees all tokens before; give it a window, so that what "
                     "a stream keeps has a bound."
                 )
-        check_least(self, vocab_size=1, model_dim=1, mlp_dim=1, window=1, branch_init_scale=0)
-        check_above_0(self, "norm_eps", "init_std", "embedding_scale")
-        if self.head_init_std is not None:
-            check_least(self, head_init_std=0)
 
     def norms_of(self, layer: int) -> Norms:
         """What a layer normalises."""

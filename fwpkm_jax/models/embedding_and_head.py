@@ -50,15 +50,12 @@ def read_head(
     """What the head reads from a Fast Weight Layer, and the new stream.
 
     Args:
-      layer: the layer.
       x: after the final norm.
       tokens: ids.
       readout: the head's linear map and its bias.
       stream: of the tokens before; None for whole sequences.
       mask: 1 for real tokens.
-      starts: first tokens of documents.
       write: False takes no steps.
-      partition: of the work over devices.
 
     Raises:
       ValueError: a layer with steps on the output bias over several devices.

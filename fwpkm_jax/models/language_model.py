@@ -420,7 +420,6 @@ class LanguageModel(nnx.Module):
         A Fast Weight Layer keeps its updated weights; its last token gets no label.
 
         Args:
-          stream: the stream to restart.
           pending: True also drops the tokens that are not written yet.
         """
         layers = {

@@ -48,10 +48,6 @@ def check_offload(remat: Remat | None, device: Any) -> None:
     """Raises ValueError if activations are to go to the host and the device has no other memory.
 
     XLA for CPUs compiles such a program, and moves nothing.
-
-    Args:
-      remat: what the backward pass keeps.
-      device: that trains.
     """
     if remat != "offload":
         return

@@ -58,9 +58,6 @@ def mesh_axes(partition: Partition) -> dict[str, tuple[str, ...]]:
 def declarations(tree: Any) -> dict[str, Declaration]:
     """What each parameter of a tree says about itself, by `path_name`, in the tree's order.
 
-    Args:
-      tree: Flax variables, as in `nnx.state(model)` or in a module.
-
     Raises:
       ValueError: a parameter does not say what it is.
     """
@@ -83,12 +80,6 @@ def parameter_spec(
 ) -> P:
     """The partition spec of a parameter.
 
-    Args:
-      partition: the mesh.
-      axes: names of its dimensions, from `logical_axes`.
-      shape: its shape.
-      name: its path, for the error message.
-
     Raises:
       ValueError: a dimension does not divide into the parts of the mesh.
     """
@@ -110,7 +101,6 @@ def parameter_shardings(partition: Partition, params: Any) -> Any:
     """The sharding of every slow weight, in the tree structure of `params`.
 
     Args:
-      partition: the mesh.
       params: arrays or their shapes, in Flax variables that say what they are.
 
     Raises:
@@ -132,7 +122,6 @@ def gathered(partition: Partition, module: Any, name: str) -> Any:
 
     Args:
       partition: of the weights; without parts along `fsdp` the module stays as it is.
-      module: the module.
       name: its path in the model, for errors.
     """
     if partition.size("fsdp") == 1:
@@ -159,7 +148,6 @@ def gathered_array(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _gather(whole: NamedSharding, split: NamedSharding, weight: jax.Array) -> jax.Array:
-    del split
     return jax.lax.with_sharding_constraint(weight, whole)
 
 
@@ -168,7 +156,6 @@ def _gather_forward(whole, split, weight):
 
 
 def _gather_backward(whole, split, _, gradient):
-    del whole
     return (jax.lax.with_sharding_constraint(gradient, split),)
 
 

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from fwpkm_jax.rules.lact import LaCTRule
     from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
     from fwpkm_jax.rules.registry import DEFAULT_RULE, RULES, make_rule, register_rule
+    from fwpkm_jax.rules.sdm import SDM, SDMMemory
     from fwpkm_jax.rules.titans import TitansMemory, TitansRule
 
 __all__ = [
     "DEFAULT_RULE",
     "MATRIX_RULES",
     "RULES",
+    "SDM",
     "AbstractChunkRule",
     "AbstractMatrixRule",
     "AbstractRule",
@@ -27,6 +29,7 @@ __all__ = [
     "FwPKMMemory",
     "LaCTRule",
     "Retention",
+    "SDMMemory",
     "TitansMemory",
     "TitansRule",
     "make_rule",

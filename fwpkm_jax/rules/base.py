@@ -29,6 +29,7 @@ With defaults that a rule may override:
   overlay(memory, base): memories that share a base, for a rule that writes few of its numbers.
   inactive_parameters: fast weights that one token does not use, for counts of active parameters.
   long_writes: whether a write may take a whole text as its chunk.
+  reads_own_writes: whether each token is written at once and reads after its own write.
 
 What a step reports is a NamedTuple of scalars, the rule's own `Info`. The names of its fields
 become names of metrics. A class attribute `logged` of the Info, a tuple of field names, limits the
@@ -227,11 +228,16 @@ class AbstractRule(abc.ABC):
 
 
 class AbstractChunkRule(AbstractRule):
-    """A rule whose reads depend only on the memory that earlier chunks left.
+    """A rule that can be read without a write, and streamed token by token (`core.streams`).
 
-    Such a memory can be read without a write, and streamed token by token (`core.streams`). A
+    Its reads depend only on the memory that earlier chunks left, unless it `reads_own_writes`. A
     memory layer (`layers.memories.fast_weight`) accepts only such rules.
     """
+
+    reads_own_writes: bool = False
+    """Whether tokens write one after the other and each reads right after its own write, so that
+    chunks make no difference. Streams then write every token at once, and none waits; `lookahead`
+    is 0; and each memory has one sequence."""
 
     long_writes: bool = True
     """Whether one write may take a whole text as its chunk. False where such a step can diverge;
@@ -298,7 +304,6 @@ def check_memory(rule: Any, memory: Memory, *, groups: bool = False) -> None:
     """Raises a ValueError unless the memory has the shapes of `rule.init`.
 
     Args:
-      rule: whose memory it is.
       memory: one memory, or with `groups` several, leaves `[groups, ...]`.
       groups: whether there is a leading axis of groups.
     """

@@ -1,7 +1,7 @@
 """A fast-weight SwiGLU: one gradient step of a dense network per chunk."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import Chunk, StepOutput, cast
 from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
 from fwpkm_jax.core.targets import shift_left
-from fwpkm_jax.literals import check_above_0, check_least, check_literals
+from fwpkm_jax.literals import Bound, Checked, Count, Natural, NotNegative, Positive
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query
 
 
@@ -38,7 +38,7 @@ class FwMLPInfo(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FwMLP(AbstractChunkRule):
+class FwMLP(Checked, AbstractChunkRule):
     """A SwiGLU that takes one step on its mean error per chunk: the paper's baseline.
 
     The error is averaged over the tokens that write and over the features, without a factor 1/2.
@@ -54,34 +54,28 @@ class FwMLP(AbstractChunkRule):
       [(4, 8), (6,), (8,), (8, 6)]
     """
 
-    key_dim: int = 512
+    key_dim: Count = 512
     """Width of a query."""
-    value_dim: int = 512
+    value_dim: Annotated[int, Bound(2)] = 512
     """Width of a value."""
-    hidden_dim: int = 2304
+    hidden_dim: Count = 2304
     """Width of the hidden layer."""
-    lookahead: int = 1
+    lookahead: Natural = 1
     """A token's target is the value this many tokens later."""
     target: Literal["later", "mean"] = "later"
     """later: the value `lookahead` tokens on, as the paper says. mean: the average of the values
     from the token's own to that one, as the authors' release has it."""
-    learning_rate: float = 0.1
+    learning_rate: NotNegative = 0.1
     """Size of the write."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Decay of all six tensors at each write."""
     loss: Literal["squared", "absolute"] = "squared"
     """The loss of a write: the mean squared or the mean absolute error."""
-    write_clip: float | None = None
+    write_clip: Positive | None = None
     """Largest absolute entry of a write's gradients, before decay; the release clips at 1 if it
     clips. None: not clipped."""
 
     long_writes = False  # A single step on the mean error of a whole text can diverge.
-
-    def __post_init__(self):
-        check_literals(self)
-        check_least(self, key_dim=1, value_dim=2, hidden_dim=1)
-        check_least(self, lookahead=0, learning_rate=0, weight_decay=0)
-        check_above_0(self, "write_clip")
 
     @classmethod
     def tiny(cls) -> "FwMLP":

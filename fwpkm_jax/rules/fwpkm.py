@@ -1,8 +1,9 @@
 """Fast-weight product-key memory: a large table of slots, rewritten where it was read."""
 
 import functools
+import typing
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,10 +65,10 @@ from fwpkm_jax.core.slots.write import (
     ValueWrite,
     addressing_loss,
 )
-from fwpkm_jax.literals import check_above_0, check_least, check_literals
+from fwpkm_jax.literals import Bound, Count, Natural, NotNegative, Positive, check_fields
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 from pallas_kernels import slot_read as read_kernels
-from pallas_kernels.dispatch import Backend
+from pallas_kernels.dispatch import Backend, Kernel
 from pallas_kernels.key_scan import KEY_SCAN, key_loops
 from pallas_kernels.product_top_k import choose_sub_keys, pair_sub_keys
 from pallas_kernels.row_ops import VALUE_SCAN, row_ops
@@ -123,33 +124,33 @@ class FwPKM(AbstractChunkRule):
     """Sub-keys per codebook; the memory has num_subkeys**2 slots."""
     key_dim: int = 512
     """Width of a query, both halves together; even."""
-    value_dim: int = 512
+    value_dim: Annotated[int, Bound(2)] = 512
     """Width of a slot's value."""
-    num_heads: int = 1
+    num_heads: Count = 1
     """Queries per token; all heads share the value table."""
     top_k: int = 8
     """Slots read per head."""
-    lookahead: int = 1
+    lookahead: Natural = 1
     """A token's target is the value this many tokens later."""
     score: Score = "idw"
     """Score of a sub-key: inverse-distance weight (idw) or inner product (dot)."""
-    learning_rate: float = 1.0
+    learning_rate: NotNegative = 1.0
     """Size of the write, of values and keys."""
-    value_step: float | None = None
+    value_step: NotNegative | None = None
     """Multiplies the value gradient; None: num_heads * top_k, which undoes the mean read weight."""
     key_loss: KeyLoss = "addressing"
     """What moves the keys: the addressing entropy, the reconstruction error (ablation), or both."""
-    addressing_weight: float = 1.0
+    addressing_weight: NotNegative = 1.0
     """Multiplies the addressing loss."""
     nonlinearity: Nonlinearity = "softmax"
     """From slot scores to read weights."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Divides the slot scores before the nonlinearity."""
-    inner_steps: int = 1
+    inner_steps: Count = 1
     """Value steps per chunk, each from what the last one left. Keys move once."""
-    write_clip: float | None = None
+    write_clip: Positive | None = None
     """Bound on each element of the write's gradients, or None. Costs a pass over the table."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Decay of keys and values at each write. Costs a pass over the table."""
     retention: Retention | None = None
     """How writes spare what slots hold; None: they do not."""
@@ -157,16 +158,13 @@ class FwPKM(AbstractChunkRule):
     """Kernels (pallas), plain XLA (reference), or kernels where they run (auto)."""
 
     def __post_init__(self):
-        check_literals(self)
+        check_fields(self)
         if self.key_dim < 2 or self.key_dim % 2:
             raise ValueError(f"key_dim={self.key_dim} must be even (two codebooks).")
         if not 1 <= self.top_k <= self.num_subkeys:
             raise ValueError(
                 f"top_k={self.top_k} must lie between 1 and num_subkeys={self.num_subkeys}."
             )
-        check_least(self, num_heads=1, value_dim=2, lookahead=0, inner_steps=1)
-        check_least(self, learning_rate=0, value_step=0, addressing_weight=0, weight_decay=0)
-        check_above_0(self, "temperature", "write_clip")
         if self.retention is not None and (self.write_clip is not None or self.weight_decay):
             raise ValueError(
                 f"retention={self.retention} spares touched slots, but "
@@ -515,7 +513,9 @@ def _key_loops(
     request = "auto" if rule.backend == "pallas" else rule.backend
     arrays = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in (keys, queries))
     chosen = KEY_SCAN.choose(request, *arrays, rule.top_k, _key_write(rule))
-    return KeyLoops() if chosen == "reference" else key_loops(chosen, rule.top_k)
+    return (
+        KeyLoops() if chosen == "reference" else key_loops(typing.cast(Kernel, chosen), rule.top_k)
+    )
 
 
 @functools.cache

@@ -13,6 +13,7 @@ _MATRIX = "fwpkm_jax.rules.matrix"
 _OURS = {
     "fwmlp": "fwpkm_jax.rules.fwmlp:FwMLP",
     "fwpkm": "fwpkm_jax.rules.fwpkm:FwPKM",
+    "sdm": "fwpkm_jax.rules.sdm:SDM",
     "lact": "fwpkm_jax.rules.lact:LaCTRule",
     "titans": "fwpkm_jax.rules.titans:TitansRule",
     "linear_attention": f"{_MATRIX}.linear_attention:LinearAttention",
@@ -35,6 +36,17 @@ _OURS = {
     "mesa": f"{_MATRIX}.mesa:Mesa",
     "falcon": f"{_MATRIX}.falcon:Falcon",
     "omega": f"{_MATRIX}.omega:Omega",
+    "gated_deltanet2": f"{_MATRIX}.gated_deltanet2:GatedDeltaNet2",
+    "preconditioned_gated_deltanet": f"{_MATRIX}.preconditioned:PreconditionedGatedDeltaNet",
+    "preconditioned_kda": f"{_MATRIX}.preconditioned:PreconditionedKDA",
+    "gated_slot_attention": f"{_MATRIX}.slot_attention:GatedSlotAttention",
+    "raven": f"{_MATRIX}.slot_attention:Raven",
+    "falcon2": f"{_MATRIX}.falcon_channels:Falcon2",
+    "falcon2a": f"{_MATRIX}.falcon_channels:Falcon2A",
+    "falcon3": f"{_MATRIX}.falcon_windows:Falcon3",
+    "falcon3a": f"{_MATRIX}.falcon_windows:Falcon3A",
+    "mamba3": f"{_MATRIX}.mamba3:Mamba3",
+    "sdm_heads": f"{_MATRIX}.sdm_heads:SDMHeads",
 }
 
 

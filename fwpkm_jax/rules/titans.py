@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, scan_chunks
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
 from fwpkm_jax.core.numerics import layer_normalize
-from fwpkm_jax.literals import check_above_0, check_least, check_literals
+from fwpkm_jax.literals import Bound, Checked, Count, Natural, Positive
 from fwpkm_jax.rules.base import check_run
 from fwpkm_jax.rules.gradient import AbstractGradientRule, GradientChunk
 
@@ -80,18 +80,18 @@ class TitansInfo(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TitansShape:
+class TitansShape(Checked):
     """The network of a Titans memory and how it is written: what a rule and its layer share."""
 
-    depth: int = 2
+    depth: Annotated[int, Bound(1, 4)] = 2
     """Matrices of the network, 1 to 4, GELU between them; 1 is a matrix memory."""
     residual_norm: bool = True
     """Norms the network's output and adds its input."""
-    write_size: int = 1
+    write_size: Count = 1
     """Tokens whose gradients are summed into one step; they share momentum and forgetting."""
-    momentum_order: int = 1
+    momentum_order: Natural = 1
     """How many momenta follow each other; 2 is a momentum of the momentum, 0 is none."""
-    max_gradient_norm: float | None = None
+    max_gradient_norm: Positive | None = None
     """Bounds the norm of each tensor's gradient, smoothly."""
     bias: bool = False
     """Adds a bias behind each matrix."""
@@ -107,9 +107,6 @@ class TitansShape:
     """Adds a bias behind the output's norm."""
     gelu: Literal["exact", "tanh"] = "exact"
     """Form of the GELU between the matrices."""
-
-    def __post_init__(self):
-        check_literals(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +137,11 @@ class TitansRule(TitansShape, AbstractGradientRule):
       (8, 4)
     """
 
-    key_dim: int = 64
+    key_dim: Count = 64
     """Width of keys and queries."""
-    value_dim: int = 64
+    value_dim: Count = 64
     """Width of values."""
-    hidden_dim: int = 256
+    hidden_dim: Count = 256
     """Width between the matrices."""
     loss: Literal["sum", "mean"] = "sum"
     """How the squared error is reduced over the features."""
@@ -154,17 +151,13 @@ class TitansRule(TitansShape, AbstractGradientRule):
     """Share of the last surprise kept by tokens without `GradientChunk.momentum`."""
     forget: float = 0.01
     """Share of the weights forgotten at each write."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Added to the variance in the output's norm."""
-    init_std: float | None = None
+    init_std: Positive | None = None
     """Standard deviation of the first matrices, normal; None: Xavier-uniform."""
 
     def __post_init__(self):
         super().__post_init__()
-        if not 1 <= self.depth <= 4:
-            raise ValueError(f"depth={self.depth} must lie between 1 and 4.")
-        check_least(self, key_dim=1, value_dim=1, hidden_dim=1, write_size=1, momentum_order=0)
-        check_above_0(self, "norm_eps", "init_std")
         if self.residual_norm and self.key_dim != self.value_dim:
             raise ValueError(
                 f"residual_norm=True adds keys of width {self.key_dim} to values of width "

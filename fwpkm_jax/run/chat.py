@@ -159,7 +159,6 @@ class Chat:
         """SIGINT and SIGTERM end the wait for a line, or the answer after some tokens."""
 
         def catch(number: int, frame: FrameType | None) -> None:
-            del frame
             self.caught = signal.Signals(number)
             if self._waits:  # Elsewhere the state may be half replaced.
                 raise KeyboardInterrupt

@@ -1,7 +1,5 @@
 """A conversation with a run's model in text, whose memory may last under a name."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging
@@ -111,7 +109,7 @@ class Conversation:
         """How far the conversation by a chat template is; messages without one do not count."""
         self._held = contextlib.ExitStack()
 
-    def __enter__(self) -> Conversation:
+    def __enter__(self) -> "Conversation":
         if self.name is None:
             return self
         with contextlib.ExitStack() as held:
@@ -406,7 +404,6 @@ def memory_place(run_dir: Path, name: str | None, folder: Path | None) -> tuple[
     """Folder and name of a memory of a run; None without a name.
 
     Args:
-      run_dir: of the run.
       name: of the memory; or its address, `s3://BUCKET/FOLDER/NAME`, which names the folder too.
       folder: of the memories; None: `RUN/memories`.
 

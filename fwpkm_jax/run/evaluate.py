@@ -76,12 +76,7 @@ def evaluate(
 
 
 def subject_of(run: Run, *, name: str) -> Subject:
-    """The model, memory and training facts of a run, as evaluations take them.
-
-    Args:
-      run: from `load_run`.
-      name: the run's name in the records of results.
-    """
+    """The model, memory and training facts of a run, as evaluations take them."""
     experiment, training = run.experiment, run.experiment.training
     return Subject(
         model=run.model,

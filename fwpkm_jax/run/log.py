@@ -3,8 +3,6 @@
 Only the first process writes; the logs of the other processes do nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -64,7 +62,7 @@ class RunLog:
         if self._writes and "wandb" in experiment.log:
             import_wandb()  # Fails before any file is written.
 
-    def __enter__(self) -> RunLog:
+    def __enter__(self) -> "RunLog":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -139,10 +139,17 @@ class Session:
         log.say(f"Compiled the training step in {self._compile_seconds:.1f} s.")
         profiled = setup.experiment.profile if is_first() else None
         batches = itertools.chain([first], map(setup.put, self._batches))
+        hooks: Hooks[TrainState, Batch] = Hooks(
+            check=self._check_metrics,
+            on_metrics=self._record,
+            pause_after=self._pauses_after,
+            measure=self._measure,
+            on_pause=self._save,
+        )
         with Profiler(
             log.directory / "profile", start=start, steps=profiled, say=log.say
         ) as self._profiler:
-            fitted = fit(step, state, batches, self._hooks(), start=start, steps=steps)
+            fitted = fit(step, state, batches, hooks, start=start, steps=steps)
         if not fitted.stopped:
             return TrainResult("finished", steps, fitted.state, {}, None)
         assert self._stop is not None
@@ -166,16 +173,6 @@ class Session:
                 "train_seconds": self._speed.total_seconds,
             },
         }
-
-    def _hooks(self) -> Hooks[TrainState, Batch]:
-        """The functions that `fit` calls."""
-        return Hooks(
-            check=self._check_metrics,
-            on_metrics=self._record,
-            pause_after=self._pauses_after,
-            measure=self._measure,
-            on_pause=self._save,
-        )
 
     def _check_metrics(self, report: Report[Batch], state: TrainState) -> None:
         """Raises NonFiniteError if a metric is not finite."""
@@ -224,7 +221,6 @@ class Session:
 
     def _record(self, report: Report[Batch], state: TrainState) -> None:
         """Writes a step's record and shows its line."""
-        del state
         self._speed.step_done(report.seconds)
         self._profiler.step_done(report.step)
         seconds = self._speed.seconds_per_step

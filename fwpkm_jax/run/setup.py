@@ -3,9 +3,8 @@
 import contextlib
 import itertools
 import math
-import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,8 +19,9 @@ from fwpkm_jax.data import make_dataset, vocab_size
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.remat import check_offload
+from fwpkm_jax.run.room import check_memory, describe_memory
 from fwpkm_jax.storage.addresses import address_of, scheme_of
-from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints, item_bytes, readable
+from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.restore import (
     Reference,
     checkpoint_steps,
@@ -116,36 +116,16 @@ def make_setup(experiment: Experiment) -> Setup:
         precision=experiment.optimizer.precision,
     )
     shapes = jax.eval_shape(init)
-    check_memory(shapes, jax.local_devices()[:1] if partition is None else jax.devices())
+    check_memory(shapes, devices_of(partition))
     check_trained(shapes.params, experiment.optimizer.train)
     windowed = random_window(experiment.model, config.window_probability)
     graphdef = model_graph(experiment.model)
     return Setup(experiment, partition, graphdef, windowed, optimizer, init, shapes)
 
 
-def check_memory(shapes: TrainState, devices: Sequence[Any]) -> None:
-    """Raises ValueError if the state alone takes more memory than the devices have together.
-
-    What a step computes comes on top, so a state that passes may still be too large.
-
-    Args:
-      shapes: of the state.
-      devices: that share it. Those that do not say how much memory they have, as CPUs, have that
-        of their machines.
-    """
-    ours = [x for x in devices if x.process_index == jax.process_index()]
-    limits = [(device.memory_stats() or {}).get("bytes_limit", 0) for device in ours]
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    here = sum(limits) if all(limits) else machine
-    sizes, there = item_bytes(shapes), here * jax.process_count()
-    if sum(sizes.values()) > there:
-        parts = ", ".join(f"{name} {readable(size)}" for name, size in sizes.items())
-        raise ValueError(
-            f"The state of this run takes {readable(sum(sizes.values()))} ({parts}), and there are "
-            f"{readable(there)} of memory; make the model or its memory smaller "
-            "(model.fast_weight.rule.num_subkeys, training.memory.groups), or share it among more "
-            "devices (mesh)."
-        )
+def devices_of(partition: Partition | None) -> list[Any]:
+    """The devices that share a run."""
+    return jax.local_devices()[:1] if partition is None else jax.devices()
 
 
 def check_chunk_size(experiment: Experiment) -> None:
@@ -229,12 +209,6 @@ def restore_state(
 ) -> TrainState | None:
     """The newest checkpoint's state, with `batches` moved to its data position.
 
-    Args:
-      setup: the run's parts.
-      checkpoints: the run's checkpoints.
-      batches: the iterator over training batches.
-      say: prints a line.
-
     Returns:
       The state; None if the run was never saved.
 
@@ -249,6 +223,7 @@ def restore_state(
         train = setup.experiment.optimizer.train
         written = shapes._replace(params=trained_part(shapes.params, train))
     say(checkpoints.describe(written))
+    say(describe_memory(setup.experiment, shapes, layout, devices_of(setup.partition)))
     restored = checkpoints.restore_newest(shapes, layout)
     if restored is None:
         return None
@@ -285,7 +260,6 @@ def new_state(setup: Setup, checkpoints: Checkpoints) -> TrainState:
     """The state before the first step, on its devices; with `base`, from another run's weights.
 
     Args:
-      setup: the run's parts.
       checkpoints: the run's checkpoints. Frozen weights of the base are set as their `reference`,
         so that they are not written again.
 
@@ -302,14 +276,7 @@ def new_state(setup: Setup, checkpoints: Checkpoints) -> TrainState:
 
 
 def _state_from(base: str, folder: Path, setup: Setup, checkpoints: Checkpoints) -> TrainState:
-    """The state before the first step with the weights of another run's newest checkpoint.
-
-    Args:
-      base: what the configuration calls the other run.
-      folder: where it is on this machine.
-      setup: the run's parts.
-      checkpoints: see `new_state`.
-    """
+    """The state before the first step with the weights of another run's newest checkpoint."""
     directory = folder.absolute() / "checkpoints"
     if scheme_of(base) is not None and not checkpoint_steps(directory):
         raise FileNotFoundError(f"base={base} holds no complete checkpoint.")

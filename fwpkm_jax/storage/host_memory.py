@@ -32,9 +32,6 @@ def freed_memory_returned(*, every_s: float = 0.1) -> Iterator[None]:
     The GNU C library keeps what a thread frees for the same thread's next requests. Where many
     threads compress and write a model in pieces, they keep more than they use. Other C libraries
     are left alone.
-
-    Args:
-      every_s: seconds between two looks.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:

@@ -19,8 +19,6 @@ A holder that was suspended, or whose lock was removed, stops: `check` looks bef
 several processes train one run together, the first process holds the lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -92,7 +90,7 @@ class Lock:
     ) -> None:
         self._thing, self._otherwise, self._say = thing or str(folder), otherwise, say
         if isinstance(folder, Store):
-            self._place: _File | _Object = _Object(folder, name)
+            self._place: "_File | _Object" = _Object(folder, name)
         else:
             self._place = _File(folder, name, whole=whole)
         self._asking = threading.Lock()
@@ -126,7 +124,7 @@ class Lock:
         if found and holder:
             self._say(f"Took over {self._thing} from {holder_name(holder)}, which is gone.")
 
-    def _wait_for_silence(self, found: _Found, holder: dict[str, Any]) -> _Found | None:
+    def _wait_for_silence(self, found: "_Found", holder: dict[str, Any]) -> "_Found | None":
         """What is there once its holder is gone; None if it has given the lock back meanwhile."""
         runs = _runs(holder)
         if runs is False:
@@ -223,7 +221,6 @@ class _File:
         return os.pread(self._file, _LONGEST_RECORD, 0), _touched(self.where)
 
     def write(self, found: _Found | None) -> bool:
-        del found
         try:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, json.dumps(_record()).encode(), 0)

@@ -1,7 +1,5 @@
 """Something that is done every few seconds beside the rest of a program."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 
@@ -10,13 +8,7 @@ class Repeated:
     """Calls a function every few seconds in a thread of its own, until `end` or a context ends."""
 
     def __init__(self, call: Callable[[], object], every: float, *, name: str) -> None:
-        """Starts the thread.
-
-        Args:
-          call: first called after `every` seconds.
-          every: seconds.
-          name: of the thread.
-        """
+        """Starts the thread."""
         self._call, self._every = call, every
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -31,7 +23,7 @@ class Repeated:
         self._ended.set()
         self._thread.join()
 
-    def __enter__(self) -> Repeated:
+    def __enter__(self) -> "Repeated":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,7 +2,7 @@
 
 An object appears when its upload is complete, and never in part: that is what S3, Google Cloud
 Storage and `memory://` have in common. What needs several objects is therefore written by a last
-one that names the others.
+one that names the others. Whatever asks a store that does not answer raises `StoreError`.
 """
 
 import contextlib
@@ -78,7 +78,6 @@ class Store:
         """Size and version of every object by name, sorted.
 
         Raises:
-          StoreError: the store cannot be asked.
           OutsideFileError: an object's name leads out of the folder.
         """
 
@@ -147,7 +146,6 @@ class Store:
 
         Raises:
           FileNotFoundError: there is no such file.
-          StoreError: the store cannot be asked.
         """
 
         def put() -> None:
@@ -203,7 +201,6 @@ class Store:
 
         Raises:
           FileNotFoundError: there is no such bucket.
-          StoreError: the store cannot be asked.
         """
 
         def create() -> None:

@@ -76,7 +76,6 @@ class FolderCopy:
 
         Raises:
           FileNotFoundError: one was removed since.
-          StoreError: the store cannot be asked.
         """
 
         def fetch(name: str) -> None:
@@ -118,7 +117,6 @@ class FolderCopy:
 
         Raises:
           FileNotFoundError: it is not here.
-          StoreError: the store cannot be asked.
         """
         now = signature(self.folder / name)
         # What is there is not known, should it fail.
@@ -180,14 +178,7 @@ class Versions:
         return f"{self._under}/{number}.json"
 
     def look(self, names: Iterable[str]) -> None:
-        """Reads the markers.
-
-        Args:
-          names: of the objects of the store.
-
-        Raises:
-          StoreError: the store cannot be asked.
-        """
+        """Reads the markers."""
         self._known, self.damaged = {}, {}
         for name in names:
             under, _, last = name.rpartition("/")
@@ -220,9 +211,6 @@ class Versions:
 
         Returns:
           Whether it is; False: it is damaged, or was removed meanwhile. Then `damaged` says so.
-
-        Raises:
-          StoreError: the store cannot be asked.
         """
         version = self._known[number]
         partial = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
@@ -256,9 +244,6 @@ class Versions:
         """Writes a folder of this machine as a version, unless it is removed meanwhile.
 
         An upload that failed goes on where it was. What was damaged under this number is kept.
-
-        Raises:
-          StoreError: the store cannot be asked.
         """
         random = f"{number}-{secrets.token_hex(8)}"
         folder, done = self._begun.setdefault(number, _Version(random, {}))
@@ -328,7 +313,6 @@ def made_in(folder: str | Path) -> Iterator[Path]:
 
     Raises:
       FileExistsError: the bucket holds objects there; nothing was made.
-      StoreError: the store cannot be asked.
     """
     if scheme_of(folder) is None:
         yield Path(folder)
@@ -350,7 +334,6 @@ def fetched(folder: str | Path) -> Iterator[Path]:
 
     Raises:
       FileNotFoundError: the bucket holds no whole folder there.
-      StoreError: the store cannot be asked.
     """
     if scheme_of(folder) is None:
         yield Path(folder)

@@ -37,7 +37,6 @@ def places_apart(
 
     Args:
       rows: at most `most` documents each.
-      length: of a row.
       most: rows that the documents of a row get.
       real: `[rows, length]`, False at padding, which is left out; None: all tokens are real.
     """

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.rules.matrix.base import AbstractMatrixRule, Tokens
+from fwpkm_jax.rules.matrix.base import AbstractMatrixRule, Tokens, strength_axis
 from fwpkm_jax.rules.matrix.features import POSITIVE
 from fwpkm_jax.testing.properties import (
     Property,
@@ -47,9 +47,7 @@ def sample_tokens(
         shape = (batch, length, heads) + (key,) * (rule.decay == "key")
         log_decay = -(rng.exponential(size=shape) ** 3)
     if rule.strength:
-        shape = keys.shape[:3]
-        if rule.strength is not True:
-            shape += ({"key": key, "value": value}[rule.strength],)
+        shape = keys.shape[:3] + strength_axis(rule.strength, key, value)
         strength = rng.uniform(0, 2, size=shape)
         if rule.no_strength == -np.inf:
             strength = 3 * rng.normal(size=shape)

@@ -127,7 +127,8 @@ def padding_anywhere_changes_no_token_and_no_cache(case: MixerCase) -> None:
         pieces, caches = case.stream(x, lengths, mask.astype(np.float64))
         require_close(pieces, whole, f"the output of padded pieces of {lengths}", **_LOOSE)
         # The tokens of each sequence, moved to its beginning, one by one.
-        alone = np.stack([_to_front(x[row], mask[row]) for row in range(BATCH)])
+        fronts = [np.concatenate([x[i, mask[i]], x[i, ~mask[i]]]) for i in range(BATCH)]
+        alone = np.stack(fronts)
         expected, after = case.stream(alone, [1] * int(mask.sum(axis=1).max(initial=1)))
         for row in range(BATCH):
             number = int(mask[row].sum())
@@ -217,11 +218,6 @@ def _random_cut(rng: np.random.Generator, sizes: tuple[int, ...]) -> list[int]:
     while (rest := LENGTH - sum(lengths)) > 0:
         lengths.append(int(rng.choice([size for size in sizes if size <= rest])))
     return lengths
-
-
-def _to_front(x: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """The rows where `keep` is True, then the others."""
-    return np.concatenate([x[keep], x[~keep]])
 
 
 def _row(tree: Any, row: int) -> Any:

@@ -21,8 +21,6 @@ def run_properties(
 
     Args:
       subject: name of what is checked, for the message.
-      case: the argument of each property.
-      known: properties by name.
       chosen: names of the properties to check; None: all.
 
     Raises:

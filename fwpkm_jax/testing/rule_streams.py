@@ -15,7 +15,7 @@ from fwpkm_jax.core.streams.pending import Pending, Signals
 from fwpkm_jax.core.targets import WriteWeights
 from fwpkm_jax.rules.base import AbstractChunkRule
 from fwpkm_jax.testing.properties import Property, require, require_close, require_equal
-from fwpkm_jax.testing.rule_case import RuleCase, sample_signals
+from fwpkm_jax.testing.rule_case import BATCH, RuleCase, sample_signals
 
 _CALLS = ((1, 2), (8, 3))
 """Lengths and chunk sizes of calls: one token, and more than two chunks. They are few, so that each
@@ -30,7 +30,7 @@ class _Stream:
     def __init__(self, rule: AbstractChunkRule):
         self.rule = rule
         self.read = jax.jit(rule.read)
-        self.write = jax.jit(rule.write)
+        self.write, self.step = jax.jit(rule.write), jax.jit(rule.step)
         self._targets = jax.jit(rule.targets)
 
         @functools.partial(jax.jit, static_argnames="chunk_size")
@@ -68,8 +68,17 @@ class _Stream:
     def by_definition(
         self, memory: Memory, signals: Signals, calls: list[tuple[int, int]]
     ) -> tuple[Memory, np.ndarray, int]:
-        """Memory, outputs and number of waiting tokens, by reading tokens and writing chunks."""
+        """Memory, outputs and number of waiting tokens, by reading tokens and writing chunks.
+
+        Of a rule that reads its own writes, by one step for each token.
+        """
         outputs, first, seen = [], 0, 0
+        if self.rule.reads_own_writes:
+            for token in range(sum(length for length, _ in calls)):
+                step = self.step(memory, self.chunk(signals, token, token + 1))
+                memory, output = step.memory, step.output
+                outputs.append(np.asarray(output))
+            return memory, np.stack(outputs, axis=1), 0
         for length, chunk_size in calls:
             # First writes waiting chunks that this call's smaller chunk size makes complete.
             for token in [None, *range(length)]:
@@ -84,13 +93,19 @@ class _Stream:
 
 
 def stream_cut_anywhere_follows_its_definition(case: RuleCase) -> None:
-    """Checks that tokens are read at once, and that complete chunks with lookahead are written."""
+    """Checks that tokens are read at once, and that complete chunks with lookahead are written.
+
+    A rule that reads its own writes is checked with a memory of one sequence; no token waits.
+    """
     stream = _stream(case)
+    batch = 1 if stream.rule.reads_own_writes else BATCH
     rng = np.random.default_rng(0)
     for cut in range(_CUTS):
         calls = [_CALLS[i] for i in rng.integers(len(_CALLS), size=rng.integers(2, 7))]
         length = sum(length for length, _ in calls)
-        signals = sample_signals(stream.rule, length=length, seed=cut, masked=cut % 2 == 1)
+        signals = sample_signals(
+            stream.rule, batch=batch, length=length, seed=cut, masked=cut % 2 == 1
+        )
         expected_memory, expected, waiting = stream.by_definition(case.memory, signals, calls)
         memory, pending, outputs, first = case.memory, stream.queue(signals), [], 0
         for size, chunk_size in calls:
@@ -127,15 +142,21 @@ def a_pass_and_a_stream_make_the_same_chunks(case: RuleCase) -> None:
 
 
 def read_and_write_make_a_step(case: RuleCase) -> None:
-    """Checks that `read` gives a step's output and access, and `write` its memory."""
+    """Checks that `read` gives a step's output and access, and `write` its memory.
+
+    Of a rule that reads its own writes, `read` gives the output of a step that writes nothing.
+    """
     rule = _chunk_rule(case)
     sequence = case.to_sequence(sample_signals(rule, length=3, masked=True), chunk_size=3)
     chunk = _merge_tokens(sequence)
 
     @jax.jit
     def parts(memory: Memory, chunk: Any) -> Any:
-        step = rule.step(memory, chunk)
-        return (step.output, step.access, step.memory), (
+        step = read = rule.step(memory, chunk)
+        if rule.reads_own_writes:
+            nothing = jnp.zeros_like(chunk.counted)
+            read = rule.step(memory, chunk._replace(write_weight=nothing, counted=nothing))
+        return (read.output, read.access, step.memory), (
             *rule.read(memory, chunk.query),
             rule.write(memory, chunk),
         )

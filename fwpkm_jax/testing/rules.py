@@ -94,7 +94,10 @@ def rule_properties(rule: AbstractRule | AbstractMatrixRule) -> Mapping[str, Pro
 def memory_starts_in_float32_and_from_the_key_alone(case: RuleCase) -> None:
     one, two = (case.rule.init(jax.random.key(3)) for _ in range(2))
     for leaf in jax.tree.leaves(one):
-        require(not is_float(leaf) or leaf.dtype == jnp.float32, f"init makes {leaf.dtype}")
+        require(
+            not is_float(leaf) or leaf.dtype == jnp.float32,
+            f"init makes {leaf.dtype}, with 64-bit numbers enabled; name its dtype, as jnp.float32",
+        )
     require_equal(one, two, "a second init with the same key")
 
 

@@ -57,11 +57,6 @@ def gradient_weights(params: Any, opt_state: optax.OptState, train: Sequence[str
 
     Of `schedule_free` they lie between the average and the newest iterate; of every other optimiser
     they are `params`.
-
-    Args:
-      params: slow weights.
-      opt_state: the optimiser's state.
-      train: patterns of the parameters that train, see `OptimizerConfig.train`.
     """
 
     def is_schedule_free(node: Any) -> bool:
@@ -115,11 +110,6 @@ EMA = "ema/"
 def ema_names(params: Any, *, ema: float | None, train: Sequence[str] = ()) -> list[str]:
     """Paths of the weights of which a run keeps a moving average; running statistics are none.
 
-    Args:
-      params: slow weights or their shapes.
-      ema: decay of the average, `OptimizerConfig.ema`.
-      train: patterns of the parameters that train, see `OptimizerConfig.train`.
-
     Raises:
       ValueError: the run keeps no average.
     """
@@ -134,13 +124,7 @@ def ema_names(params: Any, *, ema: float | None, train: Sequence[str] = ()) -> l
 
 
 def ema_weights(params: Any, opt_state: optax.OptState, names: Sequence[str]) -> Any:
-    """The slow weights with their moving averages in place of those that have one, in float32.
-
-    Args:
-      params: slow weights.
-      opt_state: the optimiser's state.
-      names: paths of those that have one, from `ema_names`.
-    """
+    """The slow weights with their moving averages in place of those that have one, in float32."""
     averages, chosen = named_leaves(opt_state), set(names)
     leaves = [
         averages[EMA + name] if name in chosen else x for name, x in named_leaves(params).items()

@@ -46,14 +46,6 @@ def diagnose(
     pass is repeated from the initial fast weights. A value that is not finite even then comes from
     a layer; otherwise the fast weights became non-finite first. The pass runs outside jit.
 
-    Args:
-      graphdef: the model's structure.
-      state: the state after the failed step.
-      batch: the failed step's batch.
-      clean_memory: the run's initial memory, in the shape of `state.memory`.
-      micro_batches: as in the step.
-      memory: groups and lifetime, as in the step.
-
     Returns:
       A clause without a full stop, for an error message.
     """

@@ -78,7 +78,6 @@ def readout_loss(
     logits, so with it all logits are computed at once.
 
     Args:
-      model: gives the map to logits.
       x: `[batch, length, model]`, from `LanguageModel.hidden`.
       labels: int `[batch, length]`.
       weights: float `[batch, length]`; a label of weight 0 does not count.

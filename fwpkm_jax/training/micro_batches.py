@@ -50,7 +50,6 @@ def split_batch(batch: Batch, *, micro_batches: int, memory: MemoryConfig) -> Ba
     Args:
       batch: arrays `[batch, ...]`.
       micro_batches: number of pieces, see `check_split`.
-      memory: groups and lifetime.
 
     Returns:
       Arrays `[micro_batches, batch // micro_batches, ...]`.

@@ -10,7 +10,16 @@ import optax
 
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.platform import by_platform
-from fwpkm_jax.literals import check_above_0, check_least, check_literals, check_share
+from fwpkm_jax.literals import (
+    Count,
+    Natural,
+    NotNegative,
+    OpenShare,
+    Positive,
+    Share,
+    ShareAboveZero,
+    check_fields,
+)
 from fwpkm_jax.models.sharding import declarations
 from fwpkm_jax.training.averages import schedule_free, with_ema
 from fwpkm_jax.training.state import Precision
@@ -44,23 +53,23 @@ class OptimizerConfig:
     schedule: Literal["cosine", "warmup_stable_decay", "constant"] = "cosine"
     """How the learning rate goes after the warm-up. warmup_stable_decay: constant, then linear over
     the last `decay_fraction` of the steps to `decay_steps`. constant: to the end."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
-    final_fraction: float = 0.1
+    final_fraction: Share = 0.1
     """Learning rate at the end of the decay, as a fraction of the peak, 0 to 1."""
-    warmup_steps: int = 100
+    warmup_steps: Natural = 100
     """Steps over which the learning rate rises linearly to its peak."""
-    decay_steps: int | None = None
+    decay_steps: Count | None = None
     """Step at which the decay ends, warm-up included. None: training.steps."""
-    decay_fraction: float = 0.2
+    decay_fraction: ShareAboveZero = 0.2
     """Share of the steps over which `warmup_stable_decay` decays, 0 to 1."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of the first and second moment. Of Lion: in the step, and of its moment. Muon's
     moment has the second one; Adafactor has its own. schedule_free has no first moment: the first
     number is the average's share of the weights at which gradients are taken."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """Added to the square root of AdamW's second moment in the denominator."""
-    weight_decay: float = 0.1
+    weight_decay: NotNegative = 0.1
     """Decoupled weight decay of matrices, embeddings and convolutions. Norm scales, biases, gates
     and other factors do not decay. Each parameter says what it is (`layers.parameters.Role`)."""
     train: tuple[str, ...] = ()
@@ -73,21 +82,16 @@ class OptimizerConfig:
     is; layers compute in `model.activation_dtype`. parameters: that of `model.parameter_dtype`;
     with bfloat16 half as many bytes, but a step that would change a weight by less than about 1/500
     leaves it as it is. Frozen weights always have the dtype of `model.parameter_dtype`."""
-    clip_norm: float | None = 1.0
+    clip_norm: Positive | None = 1.0
     """Gradients with a larger global norm are scaled down to it. None: no clipping."""
-    ema: float | None = None
+    ema: OpenShare | None = None
     """Decay of an exponential moving average of the trained weights, such as 0.999, 0 to 1. It is
     part of the optimiser's state and of checkpoints, in float32, and evaluation, generation and
     export can use it (`--weights ema`). After step n it decays by at most (n + 1) / (n + 10), so
     that early weights are soon forgotten. None: no average."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
-        check_above_0(self, "learning_rate", "eps", "clip_norm")
-        check_least(self, warmup_steps=0, decay_steps=1, weight_decay=0)
-        check_share(self, "final_fraction")
-        check_share(self, "decay_fraction", zero=False)
-        check_share(self, "ema", zero=False, one=False)
+        check_fields(self)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas} must both lie in 0 to 1, 1 excluded.")
         for pattern in self.train:
@@ -124,7 +128,6 @@ def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Sche
     """The learning rate by step: linear warm-up, decay to `final_fraction`, then constant.
 
     Args:
-      config: the optimiser's configuration.
       steps: length of the run; the decay ends there unless `config.decay_steps` is set.
 
     If the decay would end within the warm-up, there is no decay.
@@ -151,9 +154,6 @@ def decay_mask(params: Any) -> Any:
 
     Each parameter says so itself, where it is made: see `layers.parameters.Role`.
 
-    Args:
-      params: arrays or their shapes, in Flax variables.
-
     Raises:
       ValueError: a parameter does not say what it is.
     """
@@ -165,10 +165,6 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
     """The optimiser as configured, after clipping by the global norm if `clip_norm` is set.
 
     With `schedule_free`, gradients belong to `averages.gradient_weights`, not to the weights.
-
-    Args:
-      config: the optimiser's configuration.
-      steps: length of the run, see `learning_rate_schedule`.
 
     References: AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101; Lion, Chen et al. 2023,
     arXiv:2302.06675; Adafactor, Shazeer and Stern 2018, arXiv:1804.04235; Muon with the size of its
@@ -194,7 +190,13 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
             direction = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
         else:
             muon = optax.chain(
-                optax.contrib.scale_by_muon(beta=b2, weight_dimension_numbers=_all_maps),
+                optax.contrib.scale_by_muon(
+                    beta=b2,
+                    # Every matrix maps its first axis to its second, as kernels of linear maps do.
+                    weight_dimension_numbers=lambda matrices: jax.tree.map(
+                        lambda _: optax.contrib.MuonDimensionNumbers(), matrices
+                    ),
+                ),
                 optax.stateless(_sized),
             )
             adam = optax.scale_by_adam(b1=b1, b2=b2, eps=config.eps)
@@ -270,7 +272,6 @@ def _clip(norm: float) -> optax.GradientTransformationExtraArgs:
     def update(
         updates: Any, state: Any, params: Any = None, *, grad_norm: Any = None, **others: Any
     ) -> tuple[Any, Any]:
-        del params, others
         found = global_norm(updates) if grad_norm is None else grad_norm
 
         def clipped(x: jax.Array) -> jax.Array:
@@ -292,12 +293,6 @@ def _by_muon(params: Any) -> Any:
     return jax.tree.unflatten(structure, labels)
 
 
-def _all_maps(matrices: Any) -> Any:
-    """Every matrix maps its first axis to its second, as the kernels of linear maps do."""
-    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), matrices)
-
-
 def _sized(updates: Any, params: Any) -> Any:
     """Orthogonal updates with elements as large as AdamW's usually are."""
-    del params
     return jax.tree.map(lambda x: x * (0.2 * jnp.sqrt(max(x.shape)).astype(x.dtype)), updates)

@@ -50,14 +50,7 @@ def _of_processes() -> str:
 def check_mesh(
     mesh: MeshConfig, *, model: ModelConfig, training: TrainingConfig, length: int
 ) -> None:
-    """Raises ValueError if batches, memories or heads do not divide into the mesh's parts.
-
-    Args:
-      mesh: the devices.
-      model: the decoder.
-      training: its batches and memories.
-      length: tokens of a sequence.
-    """
+    """Raises ValueError if batches, memories or heads do not divide into the mesh's parts."""
     if mesh.num_devices == 1:
         return
     parts = mesh.data * mesh.fsdp
@@ -109,11 +102,6 @@ def state_shardings(
     Slow weights follow the axes that they declare, and so do the optimiser's arrays of a weight's
     shape. Memories follow the mesh's memory layout. Other arrays of the optimiser, scalars and
     random keys are on every device.
-
-    Args:
-      partition: the mesh.
-      state: arrays or their shapes.
-      graphdef: the model's structure.
 
     Returns:
       A `TrainState` with a sharding in place of each array.

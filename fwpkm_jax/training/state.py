@@ -13,7 +13,7 @@ from flax import nnx
 
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.layers.parameters import is_variable
-from fwpkm_jax.literals import check_least, check_literals
+from fwpkm_jax.literals import Checked, Count, NotNegative
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.models.sharding import declarations, path_name
 
@@ -25,7 +25,7 @@ Memories = dict[str, Memory]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryConfig:
+class MemoryConfig(Checked):
     """How many fast-weight memories a batch has, and how long they live.
 
     Example:
@@ -35,19 +35,15 @@ class MemoryConfig:
       8
     """
 
-    groups: int = 1
+    groups: Count = 1
     """Memories per batch. 1: all sequences share one. The batch size: each sequence has its own."""
     lifetime: Literal["carried", "batch"] = "carried"
     """carried: each step starts from the memory that the last step wrote. batch: each batch starts
     from the initial memory."""
-    address_loss: float = 0.0
+    address_loss: NotNegative = 0.0
     """Weight of a loss that draws the query of a question to that of the statement which it asks
     for, in every memory layer (`training.losses.address_loss`). Needs data that say where an answer
     was told; 0: none."""
-
-    def __post_init__(self) -> None:
-        check_literals(self)
-        check_least(self, groups=1, address_loss=0)
 
 
 class TrainState(NamedTuple):
@@ -91,7 +87,6 @@ def init_state(
     Can be traced: `jax.eval_shape` gives shapes and dtypes without allocating arrays.
 
     Args:
-      config: the model.
       memory: number and lifetime of memories.
       optimizer: None leaves `opt_state` empty, for reading a finished run.
       seed: the run's seed; parameters, memory and training use separate random streams.
@@ -134,10 +129,6 @@ ROLE = "role="
 
 def matching(params: Any, pattern: str) -> list[str]:
     """Paths of the parameters that a pattern of `OptimizerConfig.train` means.
-
-    Args:
-      params: arrays or their shapes, in Flax variables.
-      pattern: of paths, or of roles after `role=`.
 
     Raises:
       ValueError: the pattern names roles, and a parameter does not say what it is.

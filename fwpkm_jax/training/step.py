@@ -95,7 +95,6 @@ def make_train_step(
     value.
 
     Args:
-      graphdef: the model's structure.
       optimizer: from `make_optimizer`.
       schedule: its learning rate, for the metrics.
       micro_batches: pieces of a batch, processed one after the other.

@@ -26,12 +26,7 @@ def check_trained(params: Any, patterns: Sequence[str]) -> None:
 
 
 def describe_trained(params: Any, patterns: Sequence[str]) -> str:
-    """How many weights train, of how many; "" without patterns, when all train.
-
-    Args:
-      params: arrays or their shapes.
-      patterns: patterns of the paths that train, see `OptimizerConfig.train`.
-    """
+    """How many weights train, of how many; "" without patterns, when all train."""
     if not patterns:
         return ""
     names = trained_names(params, patterns)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fwpkm_jax.literals import check_least, check_literals, check_share
+from fwpkm_jax.literals import Count, Natural, Share, check_fields
 from fwpkm_jax.models.remat import Remat
 from fwpkm_jax.training.micro_batches import check_split
 from fwpkm_jax.training.state import MemoryConfig
@@ -36,13 +36,13 @@ class TrainingConfig:
       16
     """
 
-    steps: int = 1000
+    steps: Count = 1000
     """Training steps in total. To continue a finished run, increase it."""
-    batch_size: int = 8
+    batch_size: Count = 8
     """Sequences per step."""
-    micro_batches: int = 1
+    micro_batches: Count = 1
     """Pieces of a batch, processed one after the other to save memory."""
-    loss_block: int = 2048
+    loss_block: Count = 2048
     """Tokens whose logits are in memory at once in the training loss; fewer take less memory."""
     remat: Remat | None = None
     """Rematerialisation: less memory, more time. block: the backward pass computes each layer's
@@ -51,20 +51,17 @@ class TrainingConfig:
     in the host's memory (GPUs and TPUs). None: all activations are kept."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """How many fast-weight memories a batch has, and how long they live."""
-    window_probability: float = 0.0
+    window_probability: Share = 0.0
     """Probability that full-attention layers see only `model.window` tokens in a step (the paper's
     pSWA); one draw per step. Above 0, two branches are compiled. Evaluations use full attention."""
-    log_every: int = 10
+    log_every: Count = 10
     """Steps between two TensorBoard events, and between two printed lines. On a terminal the status
     line shows every step."""
-    validate_every: int | None = None
+    validate_every: Count | None = None
     """Steps between two validations. None: only after the last step."""
-    validation_batches: int = 4
+    validation_batches: Natural = 4
     """Held-out batches per validation. 0: no validation."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
-        check_least(self, steps=1, batch_size=1, micro_batches=1, loss_block=1, log_every=1)
-        check_least(self, validate_every=1, validation_batches=0)
-        check_share(self, "window_probability")
+        check_fields(self)
         check_split(self.batch_size, micro_batches=self.micro_batches, memory=self.memory)

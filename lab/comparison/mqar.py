@@ -38,7 +38,8 @@ class Options:
     """cell: one length and number of pairs. mixed: trained on 4 to 64 pairs, tested to 256.
     stacked: key and value share a position, one layer. reassigned: keys get a second value."""
     memories: tuple[str, ...] = NAMES
-    """Names of the memories, in this order; fwpkm_N has N sub-keys and N squared slots."""
+    """Names of the memories, in this order; fwpkm_N and sdm_NxM have N sub-keys
+    and N squared slots, of which a token of sdm_NxM writes M and reads M."""
     rates: tuple[float, ...] = ()
     """Learning rates to choose from, in this order."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -68,6 +69,10 @@ class Options:
     """Most training documents in each part of an epoch."""
     tested: int = 0
     """Documents of each part of validation and test."""
+    train_pairs: tuple[int, ...] = ()
+    """Pairs of the training documents, of those that the setting has; none: all of them."""
+    test_pairs: tuple[int, ...] = ()
+    """The same of the documents of validation and test."""
     epochs: int = 0
     """Passes over the training documents; the learning rate falls to 0 at their end."""
     warmup: int = 0
@@ -84,8 +89,10 @@ def cell(options: Options) -> Cell:
     """The setting with the numbers that the options replace."""
     found = cell_of(options.setting, pairs=options.pairs, length=options.length)
     most = options.documents
-    train = tuple(Part(task, min(n, most) if most else n) for task, n in found.train)
-    test = tuple(Part(task, options.tested or n) for task, n in found.test)
+    train = _parts("train_pairs", found.train, options.train_pairs)
+    test = _parts("test_pairs", found.test, options.test_pairs)
+    train = tuple(Part(task, min(n, most) if most else n) for task, n in train)
+    test = tuple(Part(task, options.tested or n) for task, n in test)
     return Cell(
         train,
         test,
@@ -93,6 +100,18 @@ def cell(options: Options) -> Cell:
         options.epochs or found.epochs,
         options.rates or found.rates,
     )
+
+
+def _parts(name: str, parts: Sequence[Part], pairs: Sequence[int]) -> Sequence[Part]:
+    """The parts with so many pairs, of an option of that name; all if it is empty.
+
+    Raises:
+      SystemExit: no part has one of the numbers.
+    """
+    known = [part.task.pairs for part in parts]
+    if unknown := sorted(set(pairs) - set(known)):
+        raise SystemExit(f"--{name.replace('_', '-')}: {unknown} are not among {known}.")
+    return [part for part in parts if part.task.pairs in (pairs or known)]
 
 
 def settings(options: Options) -> Row:

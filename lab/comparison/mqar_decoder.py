@@ -29,18 +29,21 @@ from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory, MatrixMemoryConfig
 from fwpkm_jax.layers.mixers.memory_heads import keys_as_queries
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.rules import FwMLP, FwPKM
+from fwpkm_jax.rules import SDM, FwMLP, FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
 CONV_WIDTH = 3
 """Tokens that the first layer's convolution sees."""
 FWPKM_SUBKEYS = (8, 16, 32)
 """Sub-keys of FwPKM's sizes; a memory has their square as slots."""
+SDM_SIZES = ("8x8", "16x16")
+"""Sub-keys of SDM's sizes, and how many slots a token writes, and again reads."""
 PUBLISHED_ATTENTION = "attention_positions"
 """Attention in both layers, with learned positions and no convolution: the published cell."""
 NAMES = (
     *(PUBLISHED_ATTENTION, "attention", "gated_deltanet", "deltanet", "gla", "mamba2"),
     *(f"fwpkm_{n}" for n in FWPKM_SUBKEYS),
+    *(f"sdm_{size}" for size in SDM_SIZES),
     *("titans", "ttt_linear", "ttt_mlp", "lact", "fwmlp", "swa"),
     *(name for name in MATRIX_RULES if name not in ("gated_deltanet", "deltanet", "gla", "mamba2")),
 )
@@ -89,6 +92,17 @@ def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
             lookahead=lookahead,
         )
         return (FastWeightConfig(rule=rule, chunk_size=layout.chunk),)
+    if name.startswith("sdm_"):
+        subkeys, places = map(int, name.removeprefix("sdm_").split("x"))
+        rule = SDM(
+            num_subkeys=subkeys,
+            value_dim=layout.width,
+            num_writes=places,
+            num_reads=places,
+            write_norm="unit",
+        )
+        # SDM projects the strength of a write by itself.
+        return (FastWeightConfig(rule=rule, chunk_size=layout.chunk, weight_by_gate=False),)
     if name == "fwmlp":
         width = layout.width
         rule = FwMLP(lookahead=lookahead, key_dim=width, value_dim=width, hidden_dim=width)
@@ -277,9 +291,14 @@ def _tie(layer: nnx.Module) -> None:
     elif isinstance(layer, LaCT):
         projection, keys = layer.qkv_proj, layer.qkv_proj.in_features
         projection.kernel[...] = keys_as_queries(projection.kernel[...], keys)
+    elif isinstance(layer, FastWeight) and isinstance(layer.config.rule, SDM):
+        # One head: the scores of rows and columns to write, then of those to read.
+        kernel, scores = layer.query_proj.kernel[...], 2 * layer.config.rule.num_subkeys
+        read = kernel[:, scores : 2 * scores]
+        layer.query_proj.kernel[...] = kernel.at[:, :scores].set(read)
     else:
         raise ValueError(
-            "tied_start is for matrix memories, Titans, TTT and LaCT, not for "
+            "tied_start is for matrix memories, Titans, TTT, LaCT and SDM, not for "
             f"{type(layer).__name__}; leave it out."
         )
 
@@ -288,7 +307,7 @@ def state_bytes(name: str, layout: Layout, *, length: int) -> tuple[int, int]:
     """Bytes kept of a sequence of `length` tokens, and those that its next token reads.
 
     All layers count, with convolutions, windows and tokens that wait for their write. A token reads
-    all of it, except that FwPKM reads the slots it has chosen and not its whole table.
+    all of it, except that FwPKM and SDM read the slots they have chosen and not the whole table.
     """
 
     def state() -> Any:
@@ -299,6 +318,8 @@ def state_bytes(name: str, layout: Layout, *, length: int) -> tuple[int, int]:
                 kept.append(jnp.zeros((CONV_WIDTH - 1, layout.width)))
             elif isinstance(layer, FastWeight):
                 kept.append(layer.init_memory(jax.random.key(0)))
+                if layer.config.rule.reads_own_writes:  # No token waits for its write.
+                    continue
                 size = {"max_chunk_size": layout.chunk, "dtype": jnp.float32}
                 kept.append(layer.init_pending(1, 1, **size))
             elif isinstance(layer, AbstractMixer):
@@ -312,7 +333,7 @@ def state_bytes(name: str, layout: Layout, *, length: int) -> tuple[int, int]:
 
 def _unread(layer: Layer) -> int:
     """Bytes of the slots that a token does not read."""
-    if not isinstance(layer, FastWeightConfig) or not isinstance(layer.rule, FwPKM):
+    if not isinstance(layer, FastWeightConfig) or not isinstance(layer.rule, FwPKM | SDM):
         return 0
     return 4 * layer.rule.inactive_parameters
 

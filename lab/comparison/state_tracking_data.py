@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fwpkm_jax.data.recall import Example, Split
-from fwpkm_jax.literals import check_least, check_literals
+from fwpkm_jax.literals import Checked, Count
 
 Group = Literal["parity", "mod3", "mod5", "s3", "s5"]
 
@@ -35,7 +35,7 @@ def multiplication_table(group: Group) -> np.ndarray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateTrackingData:
+class StateTrackingData(Checked):
     """Random elements of a group; each label is the product of all tokens up to it. Needs no files.
 
     Every label depends on all tokens before it, and a token's effect does not decrease with its
@@ -44,12 +44,8 @@ class StateTrackingData:
 
     group: Group = "parity"
     """The group, see `multiplication_table`."""
-    length: int = 64
+    length: Count = 64
     """Tokens, and labels, per document."""
-
-    def __post_init__(self) -> None:
-        check_literals(self)
-        check_least(self, length=1)
 
     @property
     def vocab_size(self) -> int:

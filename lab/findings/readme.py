@@ -23,7 +23,7 @@ def results() -> str:
         [
             "recall",
             f"Of facts stated 96 to 255 tokens earlier, outside attention, {100 * facts:.1f} % are"
-            f" answered; {100 * frozen:.1f} % by a model without a memory.",
+            f" answered; {100 * frozen:.1f} % (a guess) if the memory is not written.",
         ],
         [
             "text",

@@ -56,8 +56,8 @@ FAULTS = (
     ),
     Fault(
         "config.json: any number of layers",
-        'return self.count("num_hidden_layers", most=_MOST_LAYERS)',
-        'return self.count("num_hidden_layers", most=2**40)',
+        'number = self.count("num_hidden_layers", most=_MOST_LAYERS)',
+        'number = self.count("num_hidden_layers", most=2**40)',
         _OUTSIDE,
     ),
 )

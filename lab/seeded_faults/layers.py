@@ -134,8 +134,8 @@ FAULTS = (
     ),
     Fault(
         "Titans, LaCT: a document starts from the memory of the one before",
-        "state = _where(one.fresh, fresh, state)",
-        "state = _where(one.fresh & False, fresh, state)",
+        "state = select(one.fresh, fresh, state)",
+        "state = select(one.fresh & False, fresh, state)",
         ("tests/core/streams/test_documents.py", "tests/layers/mixers/test_contract.py"),
     ),
     Fault(
@@ -192,5 +192,23 @@ FAULTS = (
         "logits=jnp.where(has_prompt[:, None], logits, state.logits)",
         "logits=logits",
         _GENERATION,
+    ),
+    Fault(
+        "functions: padding changes a memory",
+        "g, beta = (jnp.where(real[:, :, None], x, 0) for x in (g, beta))",
+        "g, beta = (jnp.where(real[:, :, None], x, x) for x in (g, beta))",
+        ("tests/test_functions.py",),
+    ),
+    Fault(
+        "functions: a label outside of the vocabulary gives a finite loss",
+        "total = total * jnp.where(jnp.any(labels >= vocab), jnp.nan, 1.0)",
+        "total = total * jnp.where(jnp.any(labels >= vocab), 1.0, 1.0)",
+        ("tests/test_functions.py",),
+    ),
+    Fault(
+        "functions: the first document forgets the state that is given",
+        "starts = starts & (document_numbers(starts) > 1)",
+        "starts = starts & (document_numbers(starts) > 0)",
+        ("tests/test_functions.py",),
     ),
 )

@@ -127,7 +127,7 @@ FAULTS = (
     ),
     Fault(
         "ttt: a chunk's last factor is left out",
-        "weights=at_ends(whole.weights, memory.weights)",
+        "weights=select(ends, whole.weights, memory.weights)",
         "weights=memory.weights",
         ("tests/layers/mixers/test_contract.py",),
     ),

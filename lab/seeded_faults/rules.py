@@ -4,6 +4,7 @@ from lab.seeded_faults.fault import Fault
 
 _FWPKM = ("tests/rules/test_fwpkm.py", "tests/rules/test_two_phase.py")
 _MATRIX = ("tests/rules/test_contract.py", "tests/rules/test_matrix_limits.py")
+_PUBLISHED = ("tests/golden/test_published_rules.py",)
 
 FAULTS = (
     Fault(
@@ -126,5 +127,53 @@ FAULTS = (
         "return query, key, l2_normalize(value)",
         "return query, key, value",
         (*_MATRIX, "tests/layers/mixers/test_matrix_memory.py"),
+    ),
+    Fault(
+        "Gated DeltaNet-2: what is erased is found after the decay",
+        "found = jnp.exp(given(tokens.log_decay)) * erase * tokens.key",
+        "found = erase * tokens.key",
+        (*_MATRIX, *_PUBLISHED),
+    ),
+    Fault(
+        "preconditioned: the multiplier leaves its range",
+        "self.reach ** (-distance / (1 + jnp.abs(distance)))",
+        "self.reach ** (-distance)",
+        _PUBLISHED,
+    ),
+    Fault(
+        "slot attention: slots are read without the softmax over them",
+        "chunk(jax.nn.softmax(met), slice(width, None))",
+        "chunk(met, slice(width, None))",
+        (*_MATRIX, *_PUBLISHED),
+    ),
+    Fault(
+        "Raven: the weights of the chosen slots do not add up to 1",
+        "weights = chosen / (jnp.sum(chosen, axis=-1, keepdims=True) + 1e-9)",
+        "weights = chosen",
+        _MATRIX,
+    ),
+    Fault(
+        "Mamba-3: the memory is not turned back at the end of a piece",
+        "RecurrenceOutput(output, Mamba3State(_turn_keys(matrix, back), *last))",
+        "RecurrenceOutput(output, Mamba3State(matrix, *last))",
+        (*_MATRIX, *_PUBLISHED),
+    ),
+    Fault(
+        "windows: a document's window holds tokens of the one before",
+        "within = (at >= 0) & (place >= begin[:, None])",
+        "within = at >= 0",
+        _MATRIX,
+    ),
+    Fault(
+        "Falcon-3: errors of a token's writes are taken one after the other",
+        "beta=Together(writes(share)) if self.delta else None",
+        "beta=writes(share) if self.delta else None",
+        _MATRIX,
+    ),
+    Fault(
+        "in-place TTT: pairs of the piece before count twice",
+        "jnp.where(earlier, self.targets(new), self.targets(new + known))",
+        "self.targets(new + known)",
+        ("tests/layers/mixers/test_in_place.py",),
     ),
 )

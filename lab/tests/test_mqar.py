@@ -87,6 +87,10 @@ def test_state_counts_convolutions_and_waiting_tokens():
     waiting = total - convolution - keys - table
     assert waiting >= 4 * 5 * (8 + 8)  # A chunk and the token that its last one is paired with.
     assert touched == total - table + chosen
+    # SDM has no keys in its state, and no token waits.
+    table, chosen = 4 * 16 * 16 * 8, 4 * (4 + 4) * 8
+    expected = convolution + table, convolution + chosen
+    assert mqar_decoder.state_bytes("sdm_16x4", layout, length=32) == expected
 
 
 @pytest.mark.parametrize("name", mqar_decoder.NAMES)
@@ -174,6 +178,18 @@ def test_other_settings_train_all_their_parts(setting, tmp_path, monkeypatch):
     assert len(row["test"]) == 2
 
 
+def test_pairs_of_documents_are_chosen_from_those_of_the_setting():
+    chosen = mqar.cell(mqar.Options(setting="stacked", train_pairs=(4, 64), test_pairs=(64,)))
+    assert [part.task.pairs for part in chosen.train] == [4, 64]
+    assert [part.task.pairs for part in chosen.test] == [64]
+    with pytest.raises(
+        SystemExit, match=r"--train-pairs: \[5\] are not among \[4, 8, 16, 32, 64\]"
+    ):
+        run("lab.comparison.mqar", "--setting", "stacked", "--train-pairs", 4, 5)
+    with pytest.raises(SystemExit, match=r"--test-pairs: \[512\] are not among"):
+        run("lab.comparison.mqar", "--setting", "stacked", "--test-pairs", 512)
+
+
 def test_an_epoch_goes_through_its_parts_in_turn():
     layout = Layout(vocabulary=32, width=8, heads=2, chunk=4)
     training = mqar_training.Training("deltanet", layout, batch_size=2, rows=2, length=8)
@@ -232,7 +248,7 @@ def test_a_warm_up_raises_the_rate_update_by_update():
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["titans", "lact", "ttt_linear"])
+@pytest.mark.parametrize("name", ["titans", "lact", "ttt_linear", "sdm_8x4"])
 def test_a_tied_start_changes_the_map_to_keys_only(name):
     layout = Layout(vocabulary=64, width=16, heads=2, chunk=4, stacked=True)
     drawn, tied = (
@@ -247,6 +263,8 @@ def test_a_tied_start_changes_the_map_to_keys_only(name):
     layer: Any = tied.layers[0]
     if name == "lact":
         query, key, _ = np.split(np.asarray(layer.qkv_proj.kernel[...]), 3, axis=1)
+    elif name == "sdm_8x4":
+        key, query, _ = np.split(np.asarray(layer.query_proj.kernel[...]), [16, 32], axis=1)
     else:
         query, key = layer.query_proj.kernel[...], layer.key_proj.kernel[...]
     np.testing.assert_array_equal(query, key)

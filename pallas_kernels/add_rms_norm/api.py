@@ -44,14 +44,10 @@ def add_rms_norm(
       branch: what is added, in the shape and dtype of `x`; None: nothing.
       scale: `[width]`, for the kernels float32.
       eps: added to the mean square.
-      backend: "auto", "reference" or "pallas".
+      backend: as of `dispatch.Operation.choose`, errors included.
 
     Returns:
       `total` and `normed`, in the shape and dtype of `x`.
-
-    Raises:
-      ValueError: `backend="pallas"` on a platform without a kernel.
-      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
     """
     chosen = ADD_RMS_NORM.choose(backend, x, branch, scale)
     if chosen == "reference":

@@ -29,18 +29,14 @@ def row_cross_entropy(
 
     Args:
       logits: `[tokens, vocab]`; for the kernel float32, vocab a multiple of 128 up to 56,320.
-      labels: `[tokens]` int32, each below `vocab`.
+      labels: `[tokens]` int32, from 0 and below `vocab`; others are not checked, and their losses
+        are undefined.
       weights: `[tokens]`, in the dtype of the logits.
       dtype: of the gradient; for the kernel float32 or bfloat16.
-      backend: "auto", "reference" or "pallas".
+      backend: as of `dispatch.Operation.choose`, errors included.
 
     Returns:
       Losses `[tokens]` and gradient `[tokens, vocab]`.
-
-    Raises:
-      ValueError: `backend="pallas"` on a platform without a kernel.
-      NotImplementedError: `backend="pallas"` with a vocabulary or dtypes that the kernel does not
-        take.
     """
     chosen = CROSS_ENTROPY.choose(backend, logits, labels, weights, jnp.dtype(dtype))
     if chosen == "reference":

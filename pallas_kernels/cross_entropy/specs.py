@@ -36,7 +36,6 @@ def sample(spec: RowSpec, dtype: object = jnp.float32) -> dict[str, jax.Array]:
 
     The labels of the first rows are the first and the last of the vocabulary.
     """
-    del dtype
     rngs = jax.random.split(jax.random.key(spec.vocab), 3)
     labels = jax.random.randint(rngs[1], (spec.tokens,), 0, spec.vocab)
     ends = jnp.asarray([0, spec.vocab - 1])[: spec.tokens]

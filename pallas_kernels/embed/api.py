@@ -30,11 +30,7 @@ def embed(
     Args:
       table: for the kernel float32, width a multiple of 128 up to 1,024.
       tokens: row of each token; negative ones count from the end.
-      backend: "auto", "reference" or "pallas".
-
-    Raises:
-      ValueError: `backend="pallas"` on a platform without a kernel.
-      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
+      backend: as of `dispatch.Operation.choose`, errors included.
     """
     chosen = EMBED.choose(backend, table, tokens)
     if chosen == "reference":
@@ -45,7 +41,6 @@ def embed(
 
 @custom_vjp(fixed=2)
 def _rows(chosen: Kernel, vocab: int, table: jax.Array, tokens: jax.Array) -> jax.Array:
-    del chosen, vocab
     return embed(table, tokens, backend="reference")
 
 

@@ -8,7 +8,14 @@ from jaxtyping import Array, Bool, Float
 from fwpkm_jax.core.recurrence.gated_delta import GatedDeltaOutput
 from fwpkm_jax.core.recurrence.gated_delta import chunk_gated_delta_rule as reference
 from fwpkm_jax.core.recurrence.linear_recurrence import forgetting
-from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of, run_kernels
+from pallas_kernels.dispatch import (
+    LIBRARIES,
+    AnyBackend,
+    Implementation,
+    Operation,
+    module_of,
+    run_kernels,
+)
 from pallas_kernels.gated_delta.arguments import (
     CHUNK,
     WIDEST_KEY,
@@ -16,6 +23,7 @@ from pallas_kernels.gated_delta.arguments import (
     WIDTH_STEP,
     Inputs,
 )
+from pallas_kernels.recurrence import libraries
 from pallas_kernels.refusals import refusal
 
 
@@ -30,7 +38,7 @@ def chunk_gated_delta_rule(
     starts: Bool[Array, "batch length"] | None = None,
     scale: float | None = None,
     chunk_size: int = 64,
-    backend: Backend = "auto",
+    backend: AnyBackend = "auto",
 ) -> GatedDeltaOutput:
     """The gated delta rule over whole sequences, with the device's kernels if it has them.
 
@@ -50,28 +58,31 @@ def chunk_gated_delta_rule(
       scale: factor on the queries; None: `key ** -0.5`.
       chunk_size: tokens per chunk of the reference; kernels always use 64. It changes results only
         by rounding.
-      backend: "auto", "reference" or "pallas".
+      backend: as of `dispatch.Operation.choose`, errors included; or the kernels of another
+        package, "jla" or "deltanet_tpu", see `pallas_kernels.recurrence.linear_recurrence`.
 
     Returns:
       Output `[batch, length, heads, value]` and final memory `[batch, heads, key, value]`.
 
     Raises:
-      ValueError: `chunk_size` is not positive, or `backend="pallas"` without a kernel for the
-        platform.
-      NotImplementedError: `backend="pallas"` with float64 or wider heads.
+      ValueError: `chunk_size` is not positive.
+      ModuleNotFoundError: a package named as `backend` is not installed.
     """
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")
-    if starts is not None:  # Makes the decay exactly 0, for kernels and reference.
+    chosen = GATED_DELTA.choose(backend, query, key, value, log_decay, beta, initial_state)
+    if starts is not None and chosen not in LIBRARIES:
+        # Makes the decay exactly 0, for kernels and reference.
         log_decay = forgetting(log_decay, starts, dtype=log_decay.dtype)
-    arrays = query, key, value, log_decay, beta, initial_state
-    chosen = GATED_DELTA.choose(backend, *arrays)
     if chosen == "reference":
         how = {"log_decay": log_decay, "beta": beta, "initial_state": initial_state}
         return reference(query, key, value, **how, scale=scale, chunk_size=chunk_size)
+    factor = key.shape[-1] ** -0.5 if scale is None else float(scale)
+    arrays = query, key, value, log_decay, beta, initial_state
+    if chosen in LIBRARIES:
+        return GatedDeltaOutput(*libraries.run(chosen, *arrays, starts, scale=factor))
     kernels = module_of("gated_delta", chosen)
-    scale = key.shape[-1] ** -0.5 if scale is None else float(scale)
-    output, final = run_kernels(kernels, *_prepare(*arrays), scale=scale)
+    output, final = run_kernels(kernels, *_prepare(*arrays), scale=factor)
     length, key_dim, value_dim = value.shape[1], key.shape[-1], value.shape[-1]
     return GatedDeltaOutput(output[:, :length, :, :value_dim], final[:, :, :key_dim, :value_dim])
 
@@ -105,7 +116,9 @@ def _fill(x: jax.Array, multiples: dict[int, int]) -> jax.Array:
     return jnp.pad(x, [(0, -n % multiples.get(axis, 1)) for axis, n in enumerate(x.shape)])
 
 
-def _refuses(_: Kernel, query, key, value, *others: jax.Array | None) -> str | None:
+def _refuses(kernel: Implementation, query, key, value, *others: jax.Array | None) -> str | None:
+    if kernel in LIBRARIES:
+        return libraries.refuses(kernel, query, key, value, *others)
     arrays = (x for x in (query, key, value, *others) if x is not None)
     keys, values = key.shape[-1], value.shape[-1]
     return refusal(
@@ -115,4 +128,6 @@ def _refuses(_: Kernel, query, key, value, *others: jax.Array | None) -> str | N
     )
 
 
-GATED_DELTA = Operation("chunk_gated_delta_rule", _refuses, folder="gated_delta")
+GATED_DELTA = Operation(
+    "chunk_gated_delta_rule", _refuses, folder="gated_delta", libraries=("jla", "deltanet_tpu")
+)

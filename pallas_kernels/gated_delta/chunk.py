@@ -65,7 +65,6 @@ def write_inverse(overlap: jax.Array, beta: Columns, decays: Decays, side: SideB
     Args:
       overlap: `[chunk, chunk]`, keys times keys; chunk is a power of two.
       beta: `[chunk, 1]`.
-      decays: the chunk's decays.
       side: the heads that the tiles hold.
     """
     size = overlap.shape[0]
@@ -138,7 +137,6 @@ def chunk_forward(
       beta: `[1, chunk]` float32.
       state: `[key, value]` float32, the memory before the chunk.
       side: the heads that the arrays hold.
-      scale: factor on the queries.
 
     Returns:
       Output `[chunk, value]`, the memory after the chunk, and the inverse `[chunk, chunk]`, which

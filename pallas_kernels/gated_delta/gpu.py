@@ -17,6 +17,7 @@ from pallas_kernels.gated_delta.gpu_after_walk import after_walk
 from pallas_kernels.gated_delta.gpu_chunk import span_sums
 from pallas_kernels.gated_delta.gpu_prepare import before_walk, prepare
 from pallas_kernels.gated_delta.gpu_read import read
+from pallas_kernels.gated_delta.gpu_tiles import Halves
 from pallas_kernels.gated_delta.gpu_walk import walk
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -28,10 +29,9 @@ def forward(
     """Output `[batch, length, heads, value]` with the final memory, and what `backward` reads."""
     query, key, value, log_decay, beta, start = Inputs(*inputs)
     vectors, whole = _vectors(log_decay, beta)
-    prepared = prepare(key, value, vectors)
-    states, final = walk(
-        prepared.own, prepared.left, prepared.right, whole, start, None, reverse=False
-    )
+    prepared = prepare(key, value, _tokens_to_chunks(log_decay), vectors)
+    factors = prepared.recall, _halves(key), vectors.to_end, whole
+    states, final = walk(prepared.own, *factors, start, None, reverse=False)
     residuals = Residuals(states, prepared.inverse)
     output = read(query, key, value, vectors, residuals, scale=scale)
     saved = Saved(Inputs(*inputs), residuals) if save else None
@@ -45,9 +45,8 @@ def backward(saved: Saved, cotangents: tuple[jax.Array, jax.Array], *, scale: fl
     vectors, whole = _vectors(log_decay, beta)
     d_output = d_output.astype(key.dtype)
     before = before_walk(query, key, vectors, residuals.inverses, d_output, scale=scale)
-    d_after, d_start = walk(
-        before.d_errors, before.right, before.left, whole, d_state, before.step, reverse=True
-    )
+    factors = before.recall, _halves(key), vectors.to_end, whole
+    d_after, d_start = walk(before.d_errors, *factors, d_state, before.step, reverse=True)
     found = after_walk(query, key, value, vectors, residuals, d_output, d_after, scale=scale)
     # A token's log decay is part of three kinds of decay: from the start to this or a later token,
     # from an earlier token to the end, and of the whole chunk.
@@ -59,6 +58,15 @@ def backward(saved: Saved, cotangents: tuple[jax.Array, jax.Array], *, scale: fl
         + (whole * _inner(d_after, residuals.states))[..., None]
     )
     return Inputs(*found[:3], _to_length(d_log_decay), _to_length(found.beta), d_start)
+
+
+def _halves(x: jax.Array) -> Halves:
+    """An array of GPU memory as operands of products, like `gpu_tiles.split`."""
+    if x.dtype == jnp.bfloat16:
+        return Halves(x)
+    # XLA leaves out a conversion to bfloat16 and back.
+    rounded = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    return Halves(rounded.astype(jnp.bfloat16), (x - rounded).astype(jnp.bfloat16))
 
 
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -13,12 +13,7 @@ from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP
 from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
     ROW,
-    Halves,
     load,
-    multiply,
-    put,
-    rows_times,
-    send,
 )
 from pallas_kernels.mosaic_gpu import NO_BARRIERS, launch_grid
 
@@ -100,29 +95,3 @@ def decays_between(span_sums: Any) -> jax.Array:
         from_half = jax.lax.broadcast_in_dim(load(sums, COLUMN), square, (0,))
         spans = jnp.where(apart >= 2**level, from_half + to_half, spans)
     return jnp.where(column <= row, jnp.exp(spans), 0.0)
-
-
-def send_factors(
-    inverse: Halves,
-    work: Halves,
-    keys: jax.Array,
-    to_start: jax.Array,
-    to_end: jax.Array,
-    left: Halves,
-    right: Halves,
-) -> None:
-    """Writes the walk's factors `-Y` and the decayed keys, for a block of the keys' columns.
-
-    Args:
-      inverse: inverse of the chunk's triangular matrix, in shared memory.
-      work: a tile in shared memory for intermediate results.
-      keys: `[chunk, 64]` in registers.
-      to_start: write strengths times decays from the chunk's start, a column.
-      to_end: decays to the chunk's end, a column.
-      left: GPU memory for `-Y`.
-      right: GPU memory for the decayed keys.
-    """
-    put(work, rows_times(to_start, keys))
-    # The walk adds left * memory, so the sign is part of the factor.
-    send(work, -multiply(inverse, work), left, reused=True)
-    send(work, rows_times(to_end, keys), right)

@@ -17,29 +17,46 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Vectors
 from pallas_kernels.gated_delta.gpu_chunk import (
+    LEVELS,
     chunk_tokens,
     column_blocks,
     decays_between,
     launch,
     program_place,
-    send_factors,
 )
 from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
+    ROW,
     Halves,
+    columns_of,
+    columns_times,
+    fetch_operand,
     fetched,
     gpu_halves,
     joined,
     load,
     multiply,
+    operand,
     put,
+    received,
     rows_times,
+    send,
     smem,
     smem_halves,
+    split,
+    start_copies,
+    start_sending,
     store,
-    two_halves,
+    sum_of_products,
 )
-from pallas_kernels.gated_delta.gpu_triangle import SIDE, triangle_inverse
+from pallas_kernels.gated_delta.gpu_triangle import (
+    BLOCK,
+    BLOCKS,
+    SIDE,
+    on_diagonal,
+    triangle_inverse,
+    triangle_scratch,
+)
 
 
 class Prepared(NamedTuple):
@@ -49,98 +66,123 @@ class Prepared(NamedTuple):
     """`[batch, chunks, heads, chunk, chunk]`, in the keys' dtype."""
     own: jax.Array
     """U, `[batch, chunks, heads, chunk, value]`, in the keys' dtype."""
-    left: Halves
+    recall: Halves
     """`-Y`, `[batch, chunks, heads, chunk, key]` bfloat16."""
-    right: Halves
-    """Keys times the decay to the chunk's end, like `left`."""
 
 
-def prepare(key: jax.Array, value: jax.Array, vectors: Vectors) -> Prepared:
+def prepare(key: jax.Array, value: jax.Array, log_decay: jax.Array, vectors: Vectors) -> Prepared:
     """The inverse of every chunk's triangular matrix, and the arrays that the walk reads.
 
     Args:
       key: `[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk.
       value: `[batch, length, heads, value]`, of the same dtype.
+      log_decay: `[batch, chunks, heads, chunk]` float32.
       vectors: decays and write strengths per token.
     """
     place, width = vectors.beta.shape[:3], key.shape[-1]
     half = gpu_halves((*place, CHUNK, width), of=key.dtype)
-    inverse, own, *halves = launch(
+    tile = smem_halves(CHUNK, WIDTH_STEP, of=key.dtype, swizzle=2 * SIDE)
+    inverse, own, *recall = launch(
         _prepare_kernel,
         key,
         value,
-        *vectors,
+        log_decay.reshape(*place, BLOCKS, BLOCK),
+        *vectors[:-1],  # It needs no decay to the chunk's end.
         out_type=[
             jax.ShapeDtypeStruct((*place, CHUNK, CHUNK), key.dtype),
             jax.ShapeDtypeStruct((*place, CHUNK, value.shape[-1]), key.dtype),
             *half.refs,
-            *half.refs,
         ],
         scratch=[
-            smem_halves(CHUNK, width, of=key.dtype, slots=1),
-            *(smem_halves(CHUNK, CHUNK, swizzle=2 * SIDE, slots=1) for _ in range(2)),
-            smem(CHUNK, WIDTH_STEP, key.dtype),
-            plgpu.SMEM((1,), jnp.int32),
+            [tile for _ in column_blocks(key)],
+            tile,
+            tile,
+            # Bfloat16 arrives where products read it.
+            () if key.dtype == jnp.bfloat16 else smem(CHUNK, WIDTH_STEP, key.dtype),
+            triangle_scratch(),
             plgpu.Barrier(),
         ],
         grid=place,
         name="gated_delta_prepare",
     )
-    return Prepared(inverse, own, *two_halves(halves))
+    return Prepared(inverse, own, Halves(*recall))
 
 
-def _prepare_kernel(key, value, span_sums, beta, to_token, to_end, *refs):
-    inverse_out, own, *outputs, keys, a, b, stage, zero, arrived = refs
-    outputs = two_halves(outputs)
-    zero[0] = jnp.int32(0)
-    plgpu.commit_smem()  # All threads read it.
+def _prepare_kernel(key, value, log_decay, span_sums, beta, to_token, *refs):
+    inverse_out, own, *recall, keys, values, sent, stage, work, arrived = refs
     place = program_place()
     tokens = chunk_tokens(place)
-    fetch = functools.partial(fetched, stage=stage, arrived=arrived)
-    slots = keys, a, b
-
-    def vector(of_tokens):
-        return load(of_tokens.at[place], COLUMN)
-
-    def recomputed():
-        keys, a, b = (tile.at(zero[0]) for tile in slots)
-        return keys, a, b
-
-    def operands():
-        """The work tiles as operands of the keys' dtype."""
-        return [Halves(*tile.refs[: len(keys.refs)]) for tile in recomputed()[1:]]
-
     blocks = column_blocks(key)
-    keys, a, b = recomputed()
-    for columns in blocks:
-        put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
-    between = decays_between(span_sums.at[place])
-    # beta * (K K^T) * between: the matrix whose unit triangle is inverted.
-    lower = rows_times(vector(beta), multiply(keys, keys.transposed) * between)
-    # The keys are fetched again below: their tile, and with bfloat16 the stage, hold the triangle.
-    held = Halves(keys.hi, stage if keys.lo is None else keys.lo)
-    held = put(held.at(slice(None), pl.ds(0, CHUNK)), lower, reused=True)
-    inverse = triangle_inverse(held, slots[1:], zero)
-    a, b = operands()
-    for columns, half in zip(column_blocks(a.hi, SIDE), inverse, strict=True):
-        put(a.at(slice(None), columns), half)
-        # In float32 the registers hold more digits than the two halves.
-        if a.lo is not None:
-            inverse_out.at[(*place, slice(None), columns)][...] = half
-    if a.lo is None:
-        plgpu.copy_smem_to_gmem(a.hi, inverse_out.at[place])
-    for columns in blocks:
-        a, b = operands()
-        block = fetch(key.at[(*tokens, columns)])
-        part = (*place, slice(None), columns)
-        left, right = (x.at(*part) for x in outputs)
-        # Each vector is loaded where it is used: kept, it would take registers in every loop.
-        send_factors(a, b, block, vector(beta) * vector(to_token), vector(to_end), left, right)
-    for columns in column_blocks(value):
-        a, b = operands()
-        put(b, rows_times(vector(beta), fetch(value.at[(*tokens, columns)])))
+    for columns, tile in zip(blocks, keys, strict=True):
+        fetch_operand(key.at[(*tokens, columns)], tile, stage=stage, arrived=arrived)
+    rounded = values.lo is None
+    if rounded:
+        stage = values.hi
+
+    def start_values(columns):
+        (copy,) = start_copies([(value.at[(*tokens, columns)], stage)], [arrived])
+        return copy
+
+    first, *others = column_blocks(value)
+    of_values = start_values(first)
+
+    # beta * (K K^T) * between: the matrix whose unit triangle is inverted, by blocks of columns.
+    overlap = sum_of_products(*((tile, tile.transposed) for tile in keys))
+    lower = [
+        rows_times(load(beta.at[place], COLUMN), columns_of(overlap, i * BLOCK, (i + 1) * BLOCK))
+        for i in range(BLOCKS)
+    ]
+
+    def decayed(level, *numbers):
+        """Blocks of columns times the decays to tokens in the other half of the level's blocks."""
+        sums = span_sums.at[(*place, level)]
+        to_row = jnp.exp(load(sums, COLUMN))
+        for i in numbers:
+            from_column = jnp.exp(load(sums.at[pl.ds(i * BLOCK, BLOCK)], ROW))
+            yield split(rows_times(to_row, columns_times(from_column, lower[i])))
+
+    below = [*decayed(LEVELS - 2, 0, 2)], [*decayed(LEVELS - 1, 0, 1)]
+    inverse = triangle_inverse(on_diagonal(lower), *below, log_decay.at[place], work)
+    sides = column_blocks(values.hi, SIDE)
+
+    for side, part in zip(sides, inverse, strict=True):
+        if rounded:
+            sent.hi.at[:, side][...] = part.astype(jnp.bfloat16)
+        else:  # The registers hold more digits than the two halves.
+            inverse_out.at[(*place, slice(None), side)][...] = part
+    if rounded:
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(sent.hi, inverse_out.at[place])
+
+    factors = [operand(part, rounded=rounded) for part in inverse]
+
+    def inverse_times(x, tile):
+        """The inverse times registers, through the tile that held them."""
+        put(tile, x, reused=True)
+        return sum_of_products(
+            *((a, tile.at(side)) for a, side in zip(factors, sides, strict=True))
+        )
+
+    def send(x, target):
+        plgpu.wait_smem_to_gmem(0)  # The tile is free again.
+        start_sending(sent, x, target)
+
+    beta, to_token = (load(x.at[place], COLUMN) for x in (beta, to_token))
+    for columns, tile in zip(blocks, keys, strict=True):
+        # The walk adds -Y times the memory, so the sign is part of the factor.
+        product = inverse_times(rows_times(-beta * to_token, joined(tile)), tile)
+        send(product, Halves(*recall).at(*place, slice(None), columns))
+    for columns in (first, *others):
+        if columns is not first:
+            of_values = start_values(columns)
         # U = inverse (beta * V).
-        store(multiply(a, b), own.at[(*place, slice(None), columns)], stage=stage)
+        found = inverse_times(rows_times(beta, received(of_values)), values)
+        target = own.at[(*place, slice(None), columns)]
+        if rounded:
+            send(found, Halves(target))
+        else:
+            target[...] = found
+    plgpu.wait_smem_to_gmem(0)
 
 
 class BeforeWalk(NamedTuple):
@@ -150,10 +192,8 @@ class BeforeWalk(NamedTuple):
     """`P^T dO`, `[batch, chunks, heads, chunk, value]`, in the keys' dtype."""
     step: jax.Array
     """`(gamma Q)^T dO`, `[batch, chunks, heads, key, value]`, in the keys' dtype."""
-    left: Halves
+    recall: Halves
     """`-Y`, `[batch, chunks, heads, chunk, key]` bfloat16."""
-    right: Halves
-    """Keys times the decay to the chunk's end, like `left`."""
 
 
 def before_walk(
@@ -173,21 +213,19 @@ def before_walk(
       vectors: decays and write strengths per token.
       inverse: `[batch, chunks, heads, chunk, chunk]`.
       d_output: `[batch, length, heads, value]`, in the keys' dtype.
-      scale: factor on the queries.
     """
     place, width, value = vectors.beta.shape[:3], key.shape[-1], d_output.shape[-1]
     half = gpu_halves((*place, CHUNK, width), of=key.dtype)
-    d_errors, step, *halves = launch(
+    d_errors, step, *recall = launch(
         functools.partial(_before_kernel, scale=scale),
         query,
         key,
-        *vectors,
+        *vectors[:-1],  # It needs no decay to the chunk's end.
         inverse,
         d_output,
         out_type=[
             jax.ShapeDtypeStruct((*place, CHUNK, value), key.dtype),
             jax.ShapeDtypeStruct((*place, width, value), key.dtype),
-            *half.refs,
             *half.refs,
         ],
         scratch=[
@@ -199,15 +237,14 @@ def before_walk(
         grid=place,
         name="gated_delta_before_walk",
     )
-    return BeforeWalk(d_errors, step, *two_halves(halves))
+    return BeforeWalk(d_errors, step, Halves(*recall))
 
 
-def _before_kernel(query, key, span_sums, beta, to_token, to_end, inverse, d_output, *refs, scale):
-    d_errors, step, *outputs, queries, keys, inverse_tile, attention, work, stage, arrived = refs
-    outputs = two_halves(outputs)
+def _before_kernel(query, key, span_sums, beta, to_token, inverse, d_output, *refs, scale):
+    d_errors, step, *recall, queries, keys, inverse_tile, attention, work, stage, arrived = refs
     place = program_place()
     tokens = chunk_tokens(place)
-    beta, to_token, to_end = (load(x.at[place], COLUMN) for x in (beta, to_token, to_end))
+    beta, to_token = (load(x.at[place], COLUMN) for x in (beta, to_token))
     fetch = functools.partial(fetched, stage=stage, arrived=arrived)
 
     blocks = column_blocks(key)
@@ -220,9 +257,9 @@ def _before_kernel(query, key, span_sums, beta, to_token, to_end, inverse, d_out
     put(inverse_tile, fetch(inverse.at[place]))
     for columns in blocks:
         block = joined(keys.at(slice(None), columns))
-        part = (*place, slice(None), columns)
-        left, right = (x.at(*part) for x in outputs)
-        send_factors(inverse_tile, work, block, beta * to_token, to_end, left, right)
+        put(work, rows_times(-beta * to_token, block), reused=True)
+        target = Halves(*recall).at(*place, slice(None), columns)
+        send(work, multiply(inverse_tile, work), target, reused=True)
         block = scale * fetch(query.at[(*tokens, columns)])
         put(queries.at(slice(None), columns), rows_times(to_token, block))
 

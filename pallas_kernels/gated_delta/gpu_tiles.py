@@ -11,6 +11,7 @@ precision; arrays between the stages are bfloat16.
 Every program is one warpgroup. Registers hold tiles in the layout of wgmma's accumulators.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -51,8 +52,14 @@ class Halves(NamedTuple):
 
 def split(x: jax.Array) -> Halves:
     """Splits registers inside a kernel."""
-    hi = x.astype(jnp.bfloat16)
+    # Without the barrier LLVM converts each number by itself once more, not two together.
+    hi = jax.lax.optimization_barrier(x.astype(jnp.bfloat16))
     return Halves(hi, (x - hi.astype(jnp.float32)).astype(jnp.bfloat16))
+
+
+def operand(x: jax.Array, *, rounded: bool) -> Halves:
+    """Registers as the left factor of a product."""
+    return Halves(x.astype(jnp.bfloat16)) if rounded else split(x)
 
 
 def put(tile: Halves, x: jax.Array, *, reused: bool = False) -> Halves:
@@ -74,14 +81,22 @@ def put(tile: Halves, x: jax.Array, *, reused: bool = False) -> Halves:
 
 def multiply(a: Halves, b: Halves) -> jax.Array:
     """The product `a b` of tiles in shared memory, without the product of the two low halves."""
+    return sum_of_products((a, b))
+
+
+def sum_of_products(*pairs: tuple[Halves, Halves]) -> jax.Array:
+    """The sum of the products of the pairs like `multiply`; left factors may be in registers."""
+    terms = [term for a, b in pairs for term in _terms(a, b)]
+    if interpreted() and isinstance(terms[0][0], jax.Array):  # It multiplies shared memory only.
+        wide = [(a.astype(jnp.float32), b[...].astype(jnp.float32)) for a, b in terms]
+        return functools.reduce(jnp.add, (a @ b for a, b in wide))
 
     def accumulate(total):
-        for left, right in ((a.lo, b.hi), (a.hi, b.lo), (a.hi, b.hi)):
-            if left is not None and right is not None:
-                plgpu.wgmma(total, left, right)
+        for a, b in terms:
+            plgpu.wgmma(total, a, b)
         return total[...]
 
-    shape = (a.hi.shape[0], b.hi.shape[1])
+    shape = (pairs[0][0].hi.shape[0], pairs[0][1].hi.shape[1])
     return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
 
@@ -91,12 +106,17 @@ def add_product(total: jax.Array, a: Halves, b: Halves) -> jax.Array:
         return total + multiply(a, b)
 
     def accumulate(sums):
-        for left, right in ((a.lo, b.hi), (a.hi, b.lo), (a.hi, b.hi)):
-            if left is not None and right is not None:
-                plgpu.wgmma(sums, left, right)
+        for left, right in _terms(a, b):
+            plgpu.wgmma(sums, left, right)
 
     start: Any = plgpu.WGMMAAccumulatorRef.init(total)
     return pl.run_state(accumulate)(start)
+
+
+def _terms(a: Halves, b: Halves) -> list[tuple[Any, Any]]:
+    """The products of bfloat16 of which a product is the sum, the smallest first."""
+    terms = (a.lo, b.hi), (a.hi, b.lo), (a.hi, b.hi)
+    return [term for term in terms if None not in term]
 
 
 def load(ref: Any, layout: Any = LAYOUT) -> jax.Array:
@@ -149,6 +169,15 @@ def joined(tile: Halves) -> jax.Array:
     return hi if tile.lo is None else hi + load(tile.lo).astype(jnp.float32)
 
 
+def fetch_operand(source: Any, tile: Halves, *, stage: Any, arrived: Any) -> None:
+    """Copies a tile of GPU memory to an operand of products; float32 is split in registers."""
+    if tile.lo is not None:
+        put(tile, fetched(source, stage=stage, arrived=arrived))
+        return
+    start_copies([(source, tile.hi)], [arrived])
+    plgpu.barrier_wait(arrived)
+
+
 def start_sending(tile: Halves, x: jax.Array, target: Halves, *, reused: bool = False) -> None:
     """Splits or rounds registers as `put`, and starts to copy the halves to GPU memory."""
     put(tile, x, reused=reused)
@@ -180,6 +209,16 @@ def send(tile: Halves, x: jax.Array, target: Halves, *, reused: bool = False) ->
 def rows_times(column: jax.Array, x: jax.Array) -> jax.Array:
     """Multiplies each row of `x` by the vector's entry for that row."""
     return jax.lax.broadcast_in_dim(column, x.shape, (0,)) * x
+
+
+def columns_of(x: jax.Array, start: int, end: int) -> jax.Array:
+    """Some columns of registers."""
+    return jax.lax.slice(x, (0, start), (x.shape[0], end))
+
+
+def columns_times(row: jax.Array, x: jax.Array) -> jax.Array:
+    """Multiplies each column of `x` by the vector's entry for that column."""
+    return jax.lax.broadcast_in_dim(row, x.shape, (1,)) * x
 
 
 def smem(

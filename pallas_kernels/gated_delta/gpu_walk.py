@@ -4,7 +4,8 @@
 
 With `add = U, left = -Y, right = to_end * K` and without `step` this is the memory's recurrence.
 From the last chunk to the first, with left and right exchanged, it is the recurrence of the
-memory's cotangent. So one Mosaic GPU kernel computes both.
+memory's cotangent. So one Mosaic GPU kernel computes both. It reads the keys themselves: their
+decays multiply what a product with them takes or gives.
 
 The memory stays in registers, in float32, from the first chunk to the last; the products and the
 dtypes of what is read and written are those of `gpu_tiles`.
@@ -19,12 +20,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.arguments import CHUNK
-from pallas_kernels.gated_delta.gpu_chunk import launch
+from pallas_kernels.gated_delta.gpu_chunk import chunk_tokens, launch
 from pallas_kernels.gated_delta.gpu_tiles import (
+    COLUMN,
     Halves,
     load,
     multiply,
     put,
+    rows_times,
     smem,
     smem_halves,
 )
@@ -41,8 +44,9 @@ SLOTS = 2
 
 def walk(
     add: jax.Array,
-    left: Halves,
-    right: Halves,
+    recall: Halves,
+    keys: Halves,
+    to_end: jax.Array,
     whole: jax.Array,
     start: jax.Array,
     step: jax.Array | None,
@@ -53,8 +57,10 @@ def walk(
 
     Args:
       add: `[batch, chunks, heads, chunk, value]`, float32 or bfloat16.
-      left: `[batch, chunks, heads, chunk, key]`, in halves, or rounded if `add` is bfloat16.
-      right: `[batch, chunks, heads, chunk, key]`, like `left`.
+      recall: `-Y`, `[batch, chunks, heads, chunk, key]`, in halves, or rounded if `add` is
+        bfloat16.
+      keys: `[batch, length, heads, key]`, like `recall`.
+      to_end: `[batch, chunks, heads, chunk]` float32, decays from after each token.
       whole: `[batch, chunks, heads]` float32.
       start: `[batch, heads, key, value]` float32, the state before the first chunk walked.
       step: `[batch, chunks, heads, key, value]` of `add`'s dtype, or None.
@@ -64,24 +70,26 @@ def walk(
       States `[batch, chunks, heads, key, value]` of `add`'s dtype, and the last state `[batch,
       heads, key, value]` float32.
     """
-    batch, chunks, heads, _, key = left.hi.shape
+    batch, chunks, heads, _, key = recall.hi.shape
     value = add.shape[-1]
     steps = () if step is None else (step,)
-    operands = (*left.refs, *right.refs)
+    operands = (*recall.refs, *keys.refs)
     arriving = {"slots": SLOTS, "swizzle": SWIZZLE}
     scratch = [
         smem(CHUNK, VALUE_BLOCK, add.dtype, **arriving),
         smem_halves(CHUNK, key, of=add.dtype, **arriving),
         smem_halves(CHUNK, key, of=add.dtype, **arriving),
+        plgpu.SMEM((SLOTS, CHUNK), jnp.float32),
         tuple(smem(key, VALUE_BLOCK, add.dtype, **arriving) for _ in steps),
         smem_halves(key, VALUE_BLOCK, of=add.dtype, swizzle=SWIZZLE),
         smem_halves(CHUNK, VALUE_BLOCK, of=add.dtype, swizzle=SWIZZLE),
-        plgpu.Barrier(num_arrivals=1 + len(operands) + len(steps), num_barriers=SLOTS),
+        plgpu.Barrier(num_arrivals=2 + len(operands) + len(steps), num_barriers=SLOTS),
     ]
     states, last = launch(
         functools.partial(_walk_kernel, chunks=chunks, reverse=reverse),
         whole,
         start,
+        to_end,
         add,
         *operands,
         *steps,
@@ -97,11 +105,11 @@ def walk(
     return states, last
 
 
-def _walk_kernel(whole, start, add, *refs, chunks, reverse):
-    *refs, add_tile, left_tile, right_tile, step_tile, state_tile, errors_tile, arrived = refs
-    *arriving, states, last = refs
-    operand_tiles = (*left_tile.refs, *right_tile.refs)
-    operands, step = arriving[: len(operand_tiles)], arriving[len(operand_tiles) :]
+def _walk_kernel(whole, start, to_end, add, *refs, chunks, reverse):
+    *refs, decays, step_tile, state_tile, errors_tile, arrived = refs
+    *arriving, states, last, add_tile, recall_tile, keys_tile = refs
+    halves = len(recall_tile.refs)
+    recall, keys, step = arriving[:halves], arriving[halves : 2 * halves], arriving[2 * halves :]
     batch, head, block = (jax.lax.axis_index(name) for name in ("batch", "heads", "columns"))
     columns = pl.ds(block * VALUE_BLOCK, VALUE_BLOCK)
 
@@ -113,7 +121,12 @@ def _walk_kernel(whole, start, add, *refs, chunks, reverse):
         slot = jax.lax.rem(i, np.int32(SLOTS))
         for source, tile in (
             (add.at[(*place, slice(None), columns)], add_tile),
-            *((x.at[place], tile) for x, tile in zip(operands, operand_tiles, strict=True)),
+            (to_end.at[place], decays),
+            *((x.at[place], tile) for x, tile in zip(recall, recall_tile.refs, strict=True)),
+            *(
+                (x.at[chunk_tokens(place)], tile)
+                for x, tile in zip(keys, keys_tile.refs, strict=True)
+            ),
             *(
                 (x.at[(*place, slice(None), columns)], tile)
                 for x, tile in zip(step, step_tile, strict=True)
@@ -135,14 +148,20 @@ def _walk_kernel(whole, start, add, *refs, chunks, reverse):
         else:
             here[...] = state
         plgpu.barrier_wait(arrived.at[slot])
-        # W = U - Y H: the errors that the chunk writes.
         errors = load(add_tile.at[slot]).astype(jnp.float32)
-        put(errors_tile, errors + multiply(left_tile.at(slot), state_tile))
+        decay = load(decays.at[slot], COLUMN)
+        left, right = recall_tile.at(slot), keys_tile.at(slot)
+        if reverse:
+            left, right = right, left
+        product = multiply(left, state_tile)
+        # W = U - Y H: the errors that the chunk writes.
+        errors += rows_times(decay, product) if reverse else product
+        put(errors_tile, errors if reverse else rows_times(decay, errors))
         state = whole[batch, chunk_of(i), head] * state
         for tile in step_tile:
             state += load(tile.at[slot]).astype(jnp.float32)
-        # H' = whole * H + (to_end * K)^T W.
-        state += multiply(right_tile.at(slot).transposed, errors_tile)
+        # H' = whole * H + K^T (to_end * W).
+        state += multiply(right.transposed, errors_tile)
         plgpu.wait_smem_to_gmem(0)  # The state's tile is free again.
         plgpu.commit_smem()  # All warps have read this slot.
 

@@ -6,6 +6,7 @@ tensor's norm on a TPU and 1e-5 on a GPU; the tolerances of the tests are a few 
 bfloat16 arguments both round operands to 8 bits; they agree to about 7e-3.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import jax
@@ -13,9 +14,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from fwpkm_jax.core.numerics import l2_normalize
-from pallas_kernels.dispatch import Kernel
+from pallas_kernels.dispatch import LIBRARIES, Implementation
 from pallas_kernels.gated_delta.api import chunk_gated_delta_rule
-from pallas_kernels.spec import Comparison, Spec
+from pallas_kernels.spec import LIBRARY_RATIOS, Comparison, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,9 @@ class GatedDeltaSpec(Spec):
     """Mean of `-log_decay`; its distribution has a long tail."""
     largest_beta: float = 1.0
     """Write strengths are uniform from 0 to this; with 2 a write reflects the value at the key."""
+    documents: int | None = None
+    """Documents of equal length in each sequence, the first of which goes on with the memory that
+    is given; None: there are no starts."""
 
 
 SPECS = (
@@ -56,6 +60,9 @@ SPECS = (
     GatedDeltaSpec(
         name="widest_block", length=256, heads=8, key=128, value=256, small=False, compiled=True
     ),
+    GatedDeltaSpec(
+        name="documents", length=300, heads=2, key=128, value=128, documents=3, small=False
+    ),
     GatedDeltaSpec(name="paper", batch=8, length=4096, heads=8, small=False),
     GatedDeltaSpec(
         name="paper_wide", batch=8, length=4096, heads=16, key=128, value=128, small=False
@@ -74,7 +81,7 @@ def sample(spec: GatedDeltaSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
 
     # The cube of an exponential has mean 6: most tokens decay little, a few decay everything.
     forgetting = jax.random.exponential(next(rngs), tokens, jnp.float32) ** 3
-    return {
+    found = {
         "query": normal(*tokens, spec.key).astype(dtype),
         "key": l2_normalize(normal(*tokens, spec.key)).astype(dtype),
         "value": normal(*tokens, spec.value).astype(dtype),
@@ -82,6 +89,16 @@ def sample(spec: GatedDeltaSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
         "beta": spec.largest_beta * jax.random.uniform(next(rngs), tokens, jnp.float32),
         "initial_state": normal(spec.batch, spec.heads, spec.key, spec.value),
     }
+    return found | starts_of(spec.documents, tokens)
+
+
+def starts_of(documents: int | None, tokens: tuple[int, ...]) -> dict[str, jax.Array]:
+    """The argument `starts` of rows `[batch, length, ...]` with so many documents."""
+    if documents is None:
+        return {}
+    batch, length = tokens[:2]
+    places = jnp.arange(length) % (length // documents)
+    return {"starts": jnp.broadcast_to((places == 0).at[0].set(False), (batch, length))}
 
 
 COMPARISON = Comparison(
@@ -95,6 +112,9 @@ COMPARISON = Comparison(
 )
 
 
-def check(_: Kernel) -> None:
-    """Raises AssertionError if this device's kernels differ from plain JAX."""
-    COMPARISON.check()
+BY_LIBRARY = dataclasses.replace(COMPARISON, checked=("documents",), ratios=LIBRARY_RATIOS)
+
+
+def check(kernel: Implementation) -> None:
+    """Raises AssertionError if this device's kernels, or a library's, differ from plain JAX."""
+    (BY_LIBRARY if kernel in LIBRARIES else COMPARISON).check()

@@ -50,7 +50,7 @@ class SideBySide(NamedTuple):
             return jnp.concatenate([product(*x, contract=contract) for x in parts], axis=1)
         if contract != (0, 0):
             # One factor stands below the diagonal blocks of the other: no head meets another.
-            return product(a, self._diagonal_blocks(b), contract=contract)
+            return product(a, jnp.concatenate(self._alone(b), axis=0), contract=contract)
         # All heads with all heads; the blocks on the diagonal are each head with itself.
         rows = jnp.split(product(a, b, contract=contract), self.heads, axis=0)
         return self.choose(rows, width_b)
@@ -127,10 +127,6 @@ class SideBySide(NamedTuple):
             jnp.where((lane >= head * width) & (lane < (head + 1) * width), tile, 0)
             for head in range(self.heads)
         ]
-
-    def _diagonal_blocks(self, tile: jax.Array) -> jax.Array:
-        """`[heads * rows, heads * width]`: each head's part on the diagonal, zeros elsewhere."""
-        return jnp.concatenate(self._alone(tile), axis=0)
 
 
 ALONE = SideBySide()

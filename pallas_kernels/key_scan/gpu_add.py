@@ -200,7 +200,6 @@ def totals(
       coefficients: as for `add`; or scores, if there are weights.
       weights: `[chunks, tokens]`; the coefficients are then the softmax of a token's scores, of
         which the first is the best, times its weight.
-      subkeys: of each codebook.
 
     Returns:
       `[parts, codebooks, subkeys]`, and with weights the softmax `[codebooks, top_k, tokens]`.

@@ -41,14 +41,10 @@ def mix_rms_norm(
         other where `x` comes from, as those of a memory that they share. It changes no result: the
         kernels read and write `x` and its cotangent in that order, so that XLA need not turn them.
       chunk_size: of these chunks; it must divide the length, or the order is that of the batch.
-      backend: "auto", "reference" or "pallas".
+      backend: as of `dispatch.Operation.choose`, errors included.
 
     Returns:
       `normed`, in `dtype`.
-
-    Raises:
-      ValueError: `backend="pallas"` on a platform without a kernel.
-      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
     """
     chosen = MIX_RMS_NORM.choose(backend, x, y, gate, jnp.dtype(dtype))
     if chosen == "reference":

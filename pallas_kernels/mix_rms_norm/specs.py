@@ -45,7 +45,6 @@ SPECS = (
 
 def sample(spec: MixSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
     """The arrays of one call, in float32 for results in any `dtype`."""
-    del dtype
     rngs = jax.random.split(jax.random.key(spec.width), 3)
     shape = (spec.batch, spec.length, spec.width)
     return {

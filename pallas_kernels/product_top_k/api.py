@@ -77,14 +77,13 @@ def select_slots(
       normalization: see `core.slots.keys.addressing.slot_weights`, also for the next two arguments.
       nonlinearity: function from slot scores to weights.
       temperature: divides the slot scores.
-      backend: `auto`, `reference` or `pallas`; kernels accept float32 only.
+      backend: as of `dispatch.Operation.choose`; kernels accept float32 only.
 
     Returns:
       The address of `keys.addressing.product_top_k` and the weights `[tokens, heads, top_k]`.
 
     Raises:
-      ValueError: as `keys.addressing.product_top_k`, or there is no kernel for the platform.
-      NotImplementedError: `pallas` with inputs that its kernel does not take.
+      ValueError: as `keys.addressing.product_top_k`.
 
     References: Lample et al. 2019, arXiv:1907.05242; Zhao and Jones 2026, arXiv:2601.00671.
     """

@@ -89,7 +89,6 @@ def select_chunk(
       offsets: the keys' squared norms for `idw`, zeros for `dot`, `[codebooks, subkeys]`.
       ids: ref of the results of all chunks, `[chunks, codebooks, top_k, tokens]`.
       scores: ref of their scores, like `ids`.
-      score: the scoring function.
     """
     operands = (queries, chunk, *key_terms(terms), offsets, ids, scores)
     _launch(*operands, out_type=(), top_k=ids.shape[2], score=score)
@@ -100,7 +99,8 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
     queries, chunk, high, *_ = operands
     del chunk
     columns, half = queries.shape[2], _key_tile(*high.shape[1:])[1]
-    groups, num_terms = _groups(), 1 if queries.dtype == jnp.bfloat16 else 3
+    groups = INTERPRETED_GROUPS if dispatch.interpreted() else GROUPS
+    num_terms = 1 if queries.dtype == jnp.bfloat16 else 3
 
     def kernel(*refs: Any) -> None:
         pl.run_scoped(
@@ -271,10 +271,6 @@ def _best_of(
         return new, old, (taken, taken_ids)
 
     return jax.lax.fori_loop(0, top_k, take, (new[0], old[0], _no_best(top_k)))[2]
-
-
-def _groups() -> int:
-    return INTERPRETED_GROUPS if dispatch.interpreted() else GROUPS
 
 
 def _key_tile(subkeys: Any, columns: Any) -> tuple[Any, Any]:

@@ -50,15 +50,13 @@ def short_convolution(
       parts: the columns of a group, all of them, from the first.
       activation: of the convolution's output; a kernel has SiLU only.
       dtype: of the results with taps; None: at least float32, in which all is computed.
-      backend: "auto", "reference" or "pallas".
+      backend: as of `dispatch.Operation.choose`, errors included.
 
     Returns:
       For each part `[batch, length, groups * part.width]`: group after group.
 
     Raises:
-      ValueError: `parts` are not all columns, or `backend="pallas"` without a kernel for the
-        platform.
-      NotImplementedError: `backend="pallas"` with sizes or dtypes that the kernel does not take.
+      ValueError: `parts` are not all columns.
 
     References: the layers of Yang et al. 2024, arXiv:2412.06464; Dao's causal-conv1d.
     """

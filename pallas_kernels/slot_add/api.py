@@ -75,14 +75,10 @@ def slot_add(
       coefficients: `[tokens, places]` float32.
       rows: `[tokens, value]` float32.
       with_old_rows: True also returns the changed rows before the addition.
-      backend: "auto", "reference" or "pallas".
+      backend: as of `dispatch.Operation.choose`, errors included.
 
     Returns:
       The table; with `with_old_rows` a `SlotAdd` of table and old rows.
-
-    Raises:
-      ValueError: `backend="pallas"` on a platform without a kernel.
-      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
     """
     chex.assert_equal_shape([groups.rank, coefficients])
     chosen = SLOT_ADD.choose(backend, values, coefficients, rows)

@@ -138,7 +138,6 @@ def add_logged(
     Args:
       values: `[slots, value]`.
       log: `[logged, value]`, updated in place.
-      chunk: which of the chunks.
       runs: of all chunks; each sum is added to its slot.
       rows: of this chunk, `[tokens, value]`.
     """
@@ -166,10 +165,8 @@ def add_to_log(
 
     Args:
       log: `[logged, value]`, updated in place. The chunk's part begins at `start`.
-      chunk: which of the chunks.
       runs: of all chunks; their sources are none of the rows that are written.
       rows: of this chunk, `[tokens, value]`.
-      distinct: rows of a chunk's part.
     """
 
     def store(chunk, group, source, old, new, log):
@@ -192,13 +189,11 @@ def _sum_runs(
     """Sums the references to each distinct slot, and stores the sums.
 
     Args:
-      chunk: which of the chunks.
       runs: of all chunks: a loop passes all of them, because a slice would be a launch.
       rows: of this chunk, `[tokens, value]`.
       refs: what `store` needs; the first one is the table.
       store: takes chunk, a distinct slot's number, the row's index in the table, the row, the row
         plus the sum, `refs` and outputs.
-      out_type: outputs.
     """
     chunk = chunk[None]
     partial_sums = _partial_sums(chunk, runs, rows)

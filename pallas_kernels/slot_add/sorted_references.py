@@ -36,10 +36,8 @@ def sorted_references(
     """The references of `groups` in chunks and their distinct slots in blocks.
 
     Args:
-      groups: the slots that tokens read.
       coefficients: `[tokens, places]`.
       num_slots: rows of the table. Every entry of `slots` is below it, whatever `groups` contains.
-      chunk: references per chunk.
       block: distinct slots per block.
     """
     references, places = groups.order.shape[0], coefficients.shape[1]

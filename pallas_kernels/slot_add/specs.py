@@ -34,7 +34,6 @@ def sample(spec: RowSpec, dtype: DTypeLike) -> dict[str, Any]:
 
 def call(spec: RowSpec, dtype: DTypeLike, *, groups: SlotGroups, **arrays: Any) -> SlotAdd:
     """`slot_add` with the old rows; the undefined rows after the last group are set to zero."""
-    del spec, dtype
     values, old_rows = slot_add(groups=groups, **arrays, with_old_rows=True)
     specified = jnp.arange(old_rows.shape[0]) < groups.num_groups
     return SlotAdd(values, jnp.where(specified[:, None], old_rows, 0.0))

@@ -50,18 +50,18 @@ def slot_read(
 
     Args:
       values: `[slots, value]` float32, on a GPU also bfloat16; value a multiple of 128.
-      slot_ids: `[tokens, places]` int32, each below `slots`.
+      slot_ids: `[tokens, places]` int32, from 0 and below `slots`; others are not checked, and what
+        they read is undefined.
       weights: `[tokens, places]` float32.
       target: `[tokens, value]` float32, or None.
       write_weight: `[tokens]` float32; given with `target` only.
-      backend: "auto", "reference" or "pallas".
+      backend: as of `dispatch.Operation.choose`, errors included.
 
     Returns:
       `output` `[tokens, value]` and `errors` `[tokens, value]`; `errors` is None without targets.
 
     Raises:
-      ValueError: only one of `target` and `write_weight` is given, or the platform has no kernel.
-      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
+      ValueError: only one of `target` and `write_weight` is given.
     """
     if (target is None) != (write_weight is None):
         raise ValueError("target and write_weight go together: pass both or neither.")
@@ -88,13 +88,9 @@ def slot_dot(
 
     Args:
       values: `[slots, value]` float32, on a GPU also bfloat16; value a multiple of 128.
-      slot_ids: `[tokens, places]` int32, each below `slots`.
+      slot_ids: `[tokens, places]` int32, as in `slot_read`.
       vectors: `[tokens, value]` float32.
-      backend: "auto", "reference" or "pallas".
-
-    Raises:
-      ValueError: `backend="pallas"` on a platform without a kernel.
-      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
+      backend: as of `dispatch.Operation.choose`, errors included.
     """
     chex.assert_equal_shape_prefix([slot_ids, vectors], 1)
     chosen = SLOT_DOT.choose(backend, values, vectors)

@@ -143,9 +143,9 @@ PLANTS = {
 }
 
 
-def lines_of(program):
+def lines_of(program, **options):
     tokens = np.random.default_rng(5).integers(VOCAB, size=(ROWS, LENGTH)).astype(np.int32)
-    return program_lines(program, tokens, chunk_sizes=[8])
+    return program_lines(program, tokens, chunk_sizes=[8], **options)
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -170,6 +170,20 @@ SOUND = {
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_program_passes_every_line(name):
     assert {line.text for line in lines_of(SOUND[name]()) if line.verdict != "pass"} == set()
+
+
+@pytest.mark.parametrize(
+    ("size", "exact", "fails"), [(1e-7, True, True), (1e-7, False, False), (1e-3, False, True)]
+)
+def test_rounding_with_the_rows_beside_passes_only_where_it_is_said(size, exact, fails):
+    program = Toy(between(0, 1, size=size))
+    failed = {
+        f"{one.section}, {one.name}"
+        for one in lines_of(program, exact=exact)
+        if one.verdict == "fail"
+    }
+    assert ("isolation, stream at once" in failed) is fails
+    assert bool(failed) is fails
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 7, 35, 96])

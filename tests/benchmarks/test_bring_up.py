@@ -320,7 +320,7 @@ def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys, monkeypatch
     limits = ("--seconds", 60, "--part-seconds", 7, "--wheels", tmp_path / "wheels")
     more = ("--reference", "value_scan", "slot_read", "--jobs", 3)
     assert run("benchmarks.bring_up.suite", "--out", first, *some, *limits, *more) == 1
-    assert names(taken) == ["device", "correctness", "decode", "memory"]
+    assert names(taken) == ["device", "correctness", "memory", "decode"]
     assert {limit for _, limit, _ in taken} == {7}
     cases_command = taken[1][0]
     assert cases_command[cases_command.index("--jobs") + 1] == "3"
@@ -350,7 +350,7 @@ def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys, monkeypatch
     assert (
         run("benchmarks.bring_up.suite", "--out", second, *some, "--again", "slot_read", "mem") == 1
     )
-    assert names(taken) == ["device", "correctness", "decode", "memory"]
+    assert names(taken) == ["device", "correctness", "memory", "decode"]
     taken.clear()
     capsys.readouterr()
     assert run("benchmarks.bring_up.suite", "--out", second, *some, "--seconds", 0) == 1
@@ -360,7 +360,7 @@ def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys, monkeypatch
     # Another source, or another device: everything is measured again.
     monkeypatch.setattr(sources, "of_step", lambda: "another")
     assert run("benchmarks.bring_up.suite", "--out", second, *some) == 1
-    assert names(taken) == ["device", "correctness", "decode", "memory"]
+    assert names(taken) == ["device", "correctness", "memory", "decode"]
     with pytest.raises(SystemExit, match="no such part"):
         run("benchmarks.bring_up.suite", "--out", third, *base, "--parts", "layers")
 

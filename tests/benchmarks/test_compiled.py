@@ -1,5 +1,6 @@
 """Every option of the programs that read compiled code, at the smallest sizes."""
 
+import importlib.util
 import json
 import os
 
@@ -224,17 +225,35 @@ REPORT = """\
 ptxas info    : Function properties for gated_delta_read_mosaic_gpu_kernel
     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
 ptxas info    : Used 163 registers, used 1 barriers
-ptxas info    : Function properties for slot_add_mosaic_gpu_kernel
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 40 registers, used 1 barriers
+"""
+PROGRAM = """\
+.visible .entry gated_delta_read_mosaic_gpu_kernel(
+)
+{
+\t.reg .pred \t%p<2>;
+
+// %bb.0:
+\tmov.u32 \t%r1, %tid.x;
+\t@%p1 bra \t$L__BB0_2;
+\tbar.sync \t0;
+$L__BB0_2:
+\tret;
+}
 """
 
 
-def test_the_assemblers_report_is_read_by_kernel():
-    assert assembler.reported(REPORT) == {
-        "gated_delta_read": {"registers": 163, "spill_store_bytes": 8, "spill_load_bytes": 12},
-        "slot_add": {"registers": 40, "spill_store_bytes": 0, "spill_load_bytes": 0},
+def test_the_assemblers_report_and_the_instructions_are_read_by_kernel():
+    assert assembler.counted(REPORT, PROGRAM) == {
+        "gated_delta_read": {
+            "registers": 163,
+            "spill_store_bytes": 8,
+            "spill_load_bytes": 12,
+            "instructions": 4,
+            "barriers": 1,
+        }
     }
+    with pytest.raises(ValueError, match="no kernel's registers in the assembler's report ''"):
+        assembler.counted("", PROGRAM)
 
 
 def test_bytes_of_the_gated_delta_rules_kernels_need_no_compiler(tmp_path):
@@ -261,6 +280,33 @@ def test_bytes_of_the_gated_delta_rules_kernels_need_no_compiler(tmp_path):
     )
     with pytest.raises(ValueError, match="size='huge' is none of one_token"):
         gated_delta.Options(size="huge")
+
+
+@pytest.mark.parametrize("library", ["jla", "deltanet_tpu"])
+def test_kernels_of_another_package_are_counted_where_it_is_installed(library, tmp_path):
+    out = tmp_path / "kernels.json"
+
+    def count():
+        if library == "jla":
+            rows = ("--dtypes", "bfloat16", "--documents", "--no-compile", "--out", out)
+            run("benchmarks.compiled.gated_delta", "--size", "wide", "--backend", "jla", *rows)
+        else:
+            how = ("--devices", "v6e", "--no-compile", "--out", out)
+            run("benchmarks.compiled.tpu_schedule", "--size", "wide", "--backend", library, *how)
+
+    if importlib.util.find_spec(library) is None:
+        with pytest.raises(ModuleNotFoundError, match=library):
+            count()
+        return
+    count()
+    rows = result(out)["rows"]
+    assert {row["backend"] for row in rows} == {library}
+    assert all(row["megabytes"] > 0 for row in rows)
+
+
+def test_float32_is_no_dtype_of_another_packages_gpu_kernels():
+    with pytest.raises(ValueError, match="backend=jla takes bfloat16 alone"):
+        gated_delta.Options(backend="jla")
 
 
 SCHEDULE = """== CAPACTIY:

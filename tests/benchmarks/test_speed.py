@@ -100,6 +100,7 @@ def test_a_layer_alone_and_beside_titans(tmp_path):
     options = (
         *("--subkeys", 8, "--model-dim", 16, "--dim", 16, "--chunk-size", 32, "--length", 64),
         *("--backward-length", 32, "--batch", 1, "--repeats", 1, "--passes", "forward", "train"),
+        *("--rules", "fwpkm", "sdm"),
         *("--peer-titans", "python", "--peer-chunks", 16, "--out", out),
     )
     tasks = []
@@ -109,10 +110,32 @@ def test_a_layer_alone_and_beside_titans(tmp_path):
         peer=lambda task: tasks.append(task) or {"ms_per_token": 1.0},
     )
     rows = result(out)["rows"]
-    assert [(row["pass"], "peer" in row) for row in rows] == [
-        *(("forward", False), ("forward", True), ("train", False), ("train", True))
+    assert [(row["pass"], row.get("rule", "peer")) for row in rows] == [
+        (which, name) for which in ("forward", "train") for name in ("fwpkm", "sdm", "peer")
     ]
+    assert all(row["ms_per_token"] > 0 for row in rows)
     assert [task["tokens"] for task in tasks] == [64, 32]
+
+
+def test_decoding_here_and_in_pytorch(tmp_path):
+    out, tasks = tmp_path / "in_pytorch.json", []
+
+    def answered(task):
+        assert (Path(task["folder"]) / "modeling_fwpkm.py").exists()
+        tasks.append(task)
+        return {
+            "seconds": {"with memories": [[3.0, 1.0], [5.0, 2.2]], "base": [[1.0, 1.0]] * 2},
+            "versions": {},
+        }
+
+    sizes = ("--layers", 2, "--width", 64, "--vocab", 32, "--chunks", 1, "--block", 64)
+    peer = ("--peer-python", "python", "--threads", 1, "--out", out)
+    run("benchmarks.speed.in_pytorch", *sizes, *peer, peer=answered)
+    rows = {(row["program"], row["model"]): row for row in result(out)["rows"]}
+    assert rows["PyTorch", "with memories"]["ms_per_token"] == pytest.approx(62.5)
+    assert rows["PyTorch", "with memories"]["processor_ms_per_token"] == pytest.approx(25.0)
+    assert rows["fwpkm_jax", "base"]["ms_per_token"] > 0
+    assert (tasks[0]["blocks"], tasks[0]["threads"]) == (2, 1)
 
 
 def test_decoding(tmp_path, monkeypatch):
@@ -176,6 +199,17 @@ def test_a_long_text_is_read_or_planned(tmp_path, runs):
     options = ("--config", config, "--tokens", 64, "--piece-length", 16, "--dtype", "float32")
     run("benchmarks.speed.long_reading", *options, "--run" if runs else "--no-run", "--out", out)
     assert (result(out)["parts"] is not None) == runs
+
+
+def test_a_chunk_of_sparse_delta_memory_is_timed_beside_its_parts(tmp_path):
+    out = tmp_path / "sparse.json"
+    sizes = ("--slots", 64, 256, "--value", 4, "--tokens", 8, "--places", 4, "--chunks", 2)
+    run("benchmarks.speed.sparse_delta", *sizes, "--repeats", 1, "--out", out)
+    small, large = result(out)["rows"]
+    assert (small["slots"], large["slots"]) == (64, 256)
+    times = small["processor_milliseconds"]
+    counted = sum(time for name, time in times.items() if name not in ("sort", "chunk"))
+    assert small["of_parts_processor"] == pytest.approx(times["chunk"] / counted, abs=2e-3)
 
 
 def test_training_steps_are_timed_and_record_slots(tmp_path, monkeypatch):
@@ -258,7 +292,7 @@ def test_reading_of_long_texts(tmp_path):
 
 
 def test_what_a_benchmark_cannot_measure_is_an_error():
-    with pytest.raises(ValueError, match="rule=FwMLP: only FwPKM has a table of slots"):
+    with pytest.raises(ValueError, match="rule=FwMLP: only FwPKM's memory is filled here"):
         uniform_memory(FwMLP(key_dim=8, value_dim=8, hidden_dim=8))
     silent = types.SimpleNamespace(memory_analysis=lambda: None)
     with pytest.raises(ValueError, match="gives no account of memory"):

@@ -118,6 +118,18 @@ def test_the_shipped_configs_are_listed_with_a_line_for_each_file(capsys):
     names = [name for line in lines if not line.startswith(" ") for name in line.split()]
     assert sorted(names) == sorted(shipped_configs())
     assert all(len(line) > 20 for line in lines if line.startswith("    "))
+    needs = [line for line in lines if line.startswith("    Needs ")]
+    assert any(x.startswith("    Needs data/longcrawl64.train.bin, data/fin") for x in needs)
+    assert all("docs/howto/data.md" in x for x in needs)
+    assert (ROOT / "docs" / "howto" / "data.md").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "import hf", "export hf", "audit"])
+def test_a_commands_description_fits_into_a_terminal(command, capsys):
+    assert main([*command.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[2].partition(" ")[0] in ("Trains", "Starts", "Writes", "Checks")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

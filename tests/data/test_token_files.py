@@ -64,8 +64,21 @@ def test_an_empty_file_has_no_entries(tmp_path):
 def test_half_a_pair_is_refused(tmp_path, missing):
     write(tmp_path / "x.bin")
     (tmp_path / missing).unlink()
-    with pytest.raises(FileNotFoundError, match=f"There is no .*{missing}"):
+    with pytest.raises(FileNotFoundError, match=f"There is no .*{missing}.*write_token_file` from"):
         TokenFile(tmp_path / "x.bin", vocab_size=65536)
+
+
+def test_what_is_no_row_of_ids_is_refused_and_the_old_file_stays(tmp_path):
+    path = tmp_path / "x.bin"
+    write(path, [[1, 2], []])
+    for entries, message in (
+        ([[1.5]], r"Entry 0 is float64\[1\]; give integers"),
+        ([[1], [[2]]], r"Entry 1 is int64\[1, 1\]"),
+        ([[1], [-1]], "Entry 1 holds the id -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write(path, entries)
+    assert TokenFile(path, vocab_size=65536)[0:9].tolist() == [1, 2]
 
 
 def test_an_id_outside_the_vocabulary_is_named_with_its_place(tmp_path):

@@ -174,6 +174,11 @@ WHOLE: dict[str, Command] = {
     "generate": _GENERATE,
     "chat": _chat,
     "train --resume": _program("train", "--resume", "HERE/run"),
+    "eval": _program("eval", "HERE/run", "--limit", "1"),
+    "audit RUN": _program(
+        *("audit", "HERE/run", "--seeds", "HERE/run", "--texts", "4", "--length", "64"),
+        *("--tokens", "300"),
+    ),
 }
 SETS: dict[str, tuple[Callable[[Path], None], dict[str, Command]]] = {
     "small": (make_small, SMALL),

@@ -42,12 +42,17 @@ ZERO_MEANS_SOMETHING = {
     "FwMLP.learning_rate",
     "FwMLP.weight_decay",
     "FwPKM.addressing_weight",
+    "InPlaceConfig.learning_rate",
+    "SDM.decay_bias",
+    "SDM.strength_bias",
     "FwPKM.learning_rate",
     "FwPKM.lookahead",
     "FwPKM.value_step",
     "FwPKM.weight_decay",
     "NeedleMix.sentence_weight",
     "OptimizerConfig.betas",
+    "PreconditionedGatedDeltaNet.center",
+    "PreconditionedKDA.center",
     "OptimizerConfig.final_fraction",
     "OptimizerConfig.warmup_steps",
     "OptimizerConfig.weight_decay",
@@ -63,7 +68,13 @@ ZERO_MEANS_SOMETHING = {
     "TrainingConfig.window_probability",
 }
 
-NEGATIVE_MEANS_SOMETHING = {"FastWeightConfig.gate_bias"}
+NEGATIVE_MEANS_SOMETHING = {
+    "FastWeightConfig.gate_bias",
+    "PreconditionedGatedDeltaNet.center",
+    "PreconditionedKDA.center",
+    "SDM.decay_bias",
+    "SDM.strength_bias",
+}
 """Fields whose numbers may be below 0."""
 
 

@@ -63,8 +63,8 @@ def test_of_equally_likely_tokens_top_k_keeps_k():
     ("options", "message"),
     [
         ({"temperature": -1.0}, "temperature=-1.0 is too small; use 0"),
-        ({"temperature": 1.0, "top_k": 0}, "top_k=0 must be above 0"),
-        ({"temperature": 1.0, "top_p": 0.0}, "top_p=0.0 must lie above 0"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k=0 is too small; use 1"),
+        ({"temperature": 1.0, "top_p": 0.0}, "top_p=0.0 must lie between 0 and 1, 0 excluded"),
         ({"top_p": 0.9}, "no effect at temperature=0"),
     ],
 )

@@ -1,12 +1,17 @@
 """Small models with memories as folders for PyTorch, and what this package computes with them."""
 
+import contextlib
 import dataclasses
 import json
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from fwpkm_jax import FastWeightConfig, FwPKM, load_config
@@ -94,10 +99,44 @@ def export(model: ModelConfig, folder: Path) -> Weights:
     return weights
 
 
-def streamed(model: ModelConfig, weights: Weights, tokens, mask, *, groups: int):
-    """Logits `[batch, length, vocab]` and the stream after the tokens, in one piece."""
+@contextlib.contextmanager
+def loading_in_pytorch(place: Path) -> Iterator[Callable[..., Any]]:
+    """What loads a folder as its card says; its programs go into `place` while this lasts."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+
+    def loaded(folder, **options):
+        options = {"dtype": torch.float32, **options}
+        return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(place))
+        # Programs that another test has loaded lie in another place.
+        others = [path for path in sys.path if not Path(path, "transformers_modules").exists()]
+        patch.setattr(sys, "path", others)
+        for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+            patch.delitem(sys.modules, name)
+        yield loaded
+
+
+def streamed(model: ModelConfig, weights: Weights, tokens, mask, *, groups: int, wide=False):
+    """Logits `[batch, length, vocab]` and the stream after the tokens, in one piece.
+
+    Args:
+      model: the model.
+      weights: its weights, float32.
+      tokens: ids `[batch, length]`.
+      mask: 0 for padding.
+      groups: memories.
+      wide: whether all is computed in float64.
+    """
     batch, length = tokens.shape
-    graphdef = nnx.split(nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0))))[0]
+
+    def lm():
+        return LanguageModel(model, rngs=nnx.Rngs(0), dtype=None)
 
     @jax.jit
     def run(weights, tokens, mask):
@@ -107,5 +146,8 @@ def streamed(model: ModelConfig, weights: Weights, tokens, mask, *, groups: int)
         out = lm.stream(tokens, stream, mask=mask)
         return out.logits, out.stream
 
-    with jax.default_matmul_precision("highest"):
+    with jax.enable_x64(wide), jax.default_matmul_precision("highest"):
+        graphdef = nnx.split(nnx.eval_shape(lm))[0]
+        if wide:
+            weights = jax.tree.map(lambda x: np.asarray(x, np.float64), weights)
         return jax.tree.map(np.asarray, run(weights, jnp.asarray(tokens), jnp.asarray(mask)))

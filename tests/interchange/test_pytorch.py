@@ -1,11 +1,10 @@
 """Exported folders in PyTorch: logits, memories and texts are this package's, whatever the cut."""
 
+import contextlib
 import dataclasses
 import json
 import os
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -26,6 +25,7 @@ from tests.interchange.exported_models import (
     VOCAB,
     export,
     family_model,
+    loading_in_pytorch,
     streamed,
 )
 from tests.interchange.make_families import MODELS
@@ -37,7 +37,9 @@ RECURRENT = {"qwen3_5", "qwen3_5_moe", "olmo_hybrid"}
 """The library takes a single token as real in these, whatever the mask says."""
 ROUNDED = {"qwen3_5": 4e-5, "qwen3_5_moe": 2e-4, "hybrid": 4e-5, "hybrid_other": 4e-5}
 """Of the largest logit, where recurrences are rounded in another order and the differences add up
-over 300 tokens, with experts most: found 6.4e-5, else 1.2e-5 to 2.9e-5."""
+over 300 tokens, with experts most: found 6.4e-5, else 1.2e-5 to 2.9e-5. In float64 they are at most
+1e-13, so that this is rounding."""
+IN_FLOAT64 = [*ROUNDED, "qwen2"]
 in_pytorch = pytest.mark.extras
 needs_torch = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("transformers") is None,
@@ -65,25 +67,7 @@ def exports(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """Loads a folder as its card says; the programs go into one place while this module runs."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(1)
-
-    def loaded(folder, **options):
-        options = {"dtype": torch.float32, **options}
-        return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
-
-    place = str(tmp_path_factory.mktemp("programs"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", place)
-        # Programs that another test has loaded lie in another place.
-        others = [path for path in sys.path if not Path(path, "transformers_modules").exists()]
-        patch.setattr(sys, "path", others)
-        for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
-            patch.delitem(sys.modules, name)
+    with loading_in_pytorch(tmp_path_factory.mktemp("programs")) as loaded:
         yield loaded
 
 
@@ -168,6 +152,41 @@ def test_logits_rows_and_texts_are_this_package_s(name, exports, load):
         assert np.count_nonzero(rows.any(-1)) > 20
     chosen = expected[:, PROMPT - 1 : PROMPT + NEW - 1].argmax(-1)
     np.testing.assert_array_equal(tokens[:, PROMPT : PROMPT + NEW], chosen)
+
+
+@contextlib.contextmanager
+def in_float64(lm):
+    """The model in float64 while this lasts, also where the library itself casts to float32."""
+    import torch
+
+    lm.double()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("float32", "float"):
+            patch.setattr(torch, name, torch.float64)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        for path, module in [*lm.named_modules()]:
+            if hasattr(module, "rope_type"):  # Tables and scales were rounded when they were made.
+                lm.set_submodule(path, type(module)(module.config))
+            if hasattr(module, "scalar_embed_scale"):
+                module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
+        yield lm
+
+
+@in_pytorch
+@needs_torch
+@pytest.mark.slow_cases(*(name for name in CASES if name not in IN_FLOAT64))
+@pytest.mark.parametrize("name", CASES)
+def test_in_float64_logits_and_rows_differ_by_rounding_alone(name, exports, load):
+    """So the differences in float32 above are no other computation."""
+    model, folder, weights = exports(name)
+    tokens, mask = a_batch()
+    with in_float64(load(folder / "out")) as lm:
+        logits, _ = read_in_pieces(lm, tokens, mask, [50, 51, 200])
+        state = lm.memory_state()
+    expected, stream = streamed(model, weights, tokens, mask, groups=2, wide=True)
+    assert logits.dtype == expected.dtype == np.float64
+    assert_near("logits", logits[mask > 0], expected[mask > 0], 1e-10)
+    assert_same_memories(state, stream, 1e-10)
 
 
 @in_pytorch

@@ -193,7 +193,6 @@ LISTED = {
     "fwpkm_jax/memories/places.py:_Copied.fetch_headers": OWN,
     "fwpkm_jax/memories/places.py:_Copied._fetch_starts": OWN,
     "fwpkm_jax/memories/store.py:_second_name": "was read as a memory before",
-    "fwpkm_jax/paper/data/longcrawl64.py:FlatTokens._documents": "any two bytes are a token",
     "fwpkm_jax/paper/data/zarr_array.py:ZarrArray.read": "raises a ValueError with the file's name",
     "fwpkm_jax/paper/release/torch_file.py:read_torch_file": "raises the door's error itself",
     "fwpkm_jax/run/chat.py:Chat._next_line": USER,

@@ -166,11 +166,13 @@ def test_a_gpu_multiplies_bfloat16_operands_once_instead_of_three_times():
         tokens = jax.ShapeDtypeStruct((1, 64, 1, 64), dtype)
         numbers = [(1, 1, 1, 6, 64), *[(1, 1, 1, 64)] * 3]
         vectors = Vectors(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in numbers))
+        traced = (tokens, tokens, vectors.beta, vectors)
         with dispatch.compile_kernels("gpu"):
-            return str(jax.make_jaxpr(prepare)(tokens, tokens, vectors)).count("wgmma_ref")
+            return str(jax.make_jaxpr(prepare)(*traced)).count("wgmma_ref")
 
-    # Keys with keys, and the inverse with keys and with values; the inverse itself stays exact.
-    assert products(jnp.float32) - products(jnp.bfloat16) == 3 * 2
+    # Keys with keys, and both halves of the inverse with keys and with values; the inverse itself
+    # stays exact.
+    assert products(jnp.float32) - products(jnp.bfloat16) == 5 * 2
 
 
 def test_a_gpus_kernels_move_half_the_bytes_with_bfloat16():

@@ -103,7 +103,8 @@ def test_a_memory_layer_names_the_order_of_its_reads(groups, monkeypatch):
 
     monkeypatch.setattr(fast_weight, "can_fold", lambda maps: True)
     monkeypatch.setattr(fast_weight, "normed_mix_map", recorded)
-    layer(x, memory)
-    layer(x, memory, write=False)  # Whole sequences read, one after the other.
-    layer.stream(x, memory, layer.init_pending(4, groups, max_chunk_size=4, dtype=jnp.float32))
+    pending = layer.init_pending(4, groups, max_chunk_size=4, dtype=jnp.float32)
+    jax.eval_shape(lambda: layer(x, memory))
+    jax.eval_shape(lambda: layer(x, memory, write=False))  # Sequences read one after the other.
+    jax.eval_shape(lambda: layer.stream(x, memory, pending))
     assert asked == [(4 // groups, 4), (1, 4), (1, 4)]

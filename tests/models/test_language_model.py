@@ -87,17 +87,22 @@ def assert_close(actual, expected, tolerance=2e-5):
     )
 
 
+def read(tokens, stream, keep):
+    return start()[0].stream(tokens, stream, logits_to_keep=keep)
+
+
+@pytest.mark.thorough
+def test_logits_that_are_kept_are_the_last_ones():
+    model, memory = start()
+    stream = model.init_stream(memory, batch=BATCH, max_length=LENGTH)
+    every, kept = (jax.jit(read, static_argnums=2)(tokens(), stream, n) for n in (None, 2))
+    assert_close(kept.logits, every.logits[:, -2:])
+    assert_close(kept.stream, every.stream)
+
+
 def test_logits_of_the_tokens_that_are_kept_alone_are_computed():
     model, memory = start()
     stream = model.init_stream(memory, batch=BATCH, max_length=LENGTH)
-
-    @functools.partial(jax.jit, static_argnames="keep")
-    def read(tokens, stream, keep):
-        return model.stream(tokens, stream, logits_to_keep=keep)
-
-    every, kept = read(tokens(), stream, None), read(tokens(), stream, 2)
-    assert_close(kept.logits, every.logits[:, -2:])
-    assert_close(kept.stream, every.stream)
     shape = f"[{BATCH},{LENGTH},{CONFIG.vocab_size}]"
     programs = [str(jax.make_jaxpr(read, static_argnums=2)(tokens(), stream, n)) for n in (None, 2)]
     assert [shape in program for program in programs] == [True, False]

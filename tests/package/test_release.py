@@ -40,6 +40,19 @@ def test_only_the_job_that_publishes_may_and_only_a_checked_tag_is(jobs):
     assert all(job["timeout-minutes"] <= 30 for name, job in jobs.items() if name != "test")
 
 
+def test_the_site_is_built_as_contributing_says_and_published_from_main_alone():
+    whole = yaml.safe_load(FILE.with_name("site.yml").read_text())
+    assert whole["permissions"] == {"contents": "read"}
+    build, publish = whole["jobs"]["build"], whole["jobs"]["publish"]
+    told = (ROOT / "CONTRIBUTING.md").read_text().replace(".venv/bin/python", "python")
+    assert commands(build)[-1] in told
+    kept = next(step for step in build["steps"] if "pages-artifact" in step.get("uses", ""))
+    assert commands(build)[-1].endswith(f" docs {kept['with']['path']}")
+    assert publish["if"] == "github.ref == 'refs/heads/main'"
+    assert publish["permissions"] == {"id-token": "write", "pages": "write"}
+    assert "permissions" not in build
+
+
 def test_actions_are_named_by_commit_as_a_tag_can_be_moved():
     for path in FILE.parent.glob("*.yml"):
         for line in re.findall(r"uses: (.*)", path.read_text()):

@@ -36,7 +36,7 @@ class Way(NamedTuple):
     depth: int
 
 
-LIMITS = {"forward": Way(29, 119, 690, 15), "gradient": Way(30, 147, 850, 15)}
+LIMITS = {"forward": Way(29, 117, 691, 15), "gradient": Way(30, 145, 849, 15)}
 
 
 def own_statements(node):

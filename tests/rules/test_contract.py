@@ -26,7 +26,7 @@ MATRIX_VARIANTS = {
 }
 
 
-@pytest.mark.slow_cases("fwpkm_retention", "titans", "fwmlp")
+@pytest.mark.slow_cases("fwpkm_retention", "titans", "fwmlp", "sdm")
 @pytest.mark.thorough
 @pytest.mark.parametrize("rule", INSTANCES.values(), ids=INSTANCES)
 def test_a_rule_keeps_its_contract(rule):
@@ -43,10 +43,13 @@ def test_a_rule_keeps_its_contract(rule):
     "fwpkm-packed_documents_equal_separate_rows",
     "fwmlp-packed_documents_equal_separate_rows_in_single_precision",
     "fwmlp-streamed_documents_equal_separate_streams",
+    "sdm-packed_documents_equal_separate_rows",
+    "sdm-packed_documents_equal_separate_rows_in_single_precision",
+    "sdm-streamed_documents_equal_separate_streams",
 )
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", DOCUMENT_PROPERTIES)
-@pytest.mark.parametrize("rule", [name for name in INSTANCES if name.startswith("fw")])
+@pytest.mark.parametrize("rule", [name for name in INSTANCES if name.startswith(("fw", "sdm"))])
 def test_documents_of_a_row_are_read_and_written_as_alone(rule, name):
     """By default a rule of the tests and `tests/layers/memories/test_fast_weight.py` show it."""
     check_rule(INSTANCES[rule], properties=[name])

@@ -1,5 +1,6 @@
 """Where rules coincide, and what they promise at their limits."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +8,15 @@ import pytest
 
 from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
 from fwpkm_jax.rules.matrix import MATRIX_RULES, Tokens
-from fwpkm_jax.rules.matrix.base import GateInputs
+from fwpkm_jax.rules.matrix.base import GateInputs, strength_axis
 from fwpkm_jax.rules.matrix.comba import Comba
 from fwpkm_jax.rules.matrix.deltanet import DeltaNet
 from fwpkm_jax.rules.matrix.deltaproduct import DeltaProduct
 from fwpkm_jax.rules.matrix.falcon import Falcon
+from fwpkm_jax.rules.matrix.falcon_channels import Falcon2, Falcon2A
+from fwpkm_jax.rules.matrix.falcon_windows import Falcon3, Falcon3A
 from fwpkm_jax.rules.matrix.gated_deltanet import GatedDeltaNet
+from fwpkm_jax.rules.matrix.gated_deltanet2 import GatedDeltaNet2
 from fwpkm_jax.rules.matrix.gated_deltanet_channels import GatedDeltaNetChannels
 from fwpkm_jax.rules.matrix.gated_rfa import GatedRFA
 from fwpkm_jax.rules.matrix.gla import GLA
@@ -22,12 +26,20 @@ from fwpkm_jax.rules.matrix.lightning import LightningAttention
 from fwpkm_jax.rules.matrix.linear_attention import LinearAttention
 from fwpkm_jax.rules.matrix.longhorn import Longhorn
 from fwpkm_jax.rules.matrix.mamba2 import Mamba2
+from fwpkm_jax.rules.matrix.mamba3 import Mamba3, Mamba3State
 from fwpkm_jax.rules.matrix.mesa import Mesa
 from fwpkm_jax.rules.matrix.mlstm import MLSTM
 from fwpkm_jax.rules.matrix.ojanet import OjaNet
 from fwpkm_jax.rules.matrix.omega import Omega
+from fwpkm_jax.rules.matrix.preconditioned import PreconditionedGatedDeltaNet, PreconditionedKDA
 from fwpkm_jax.rules.matrix.retnet import RetNet
 from fwpkm_jax.rules.matrix.rwkv7 import RWKV7
+from fwpkm_jax.rules.matrix.sdm_heads import SDMHeads
+from fwpkm_jax.rules.matrix.slot_attention import (
+    AbstractSlotAttention,
+    GatedSlotAttention,
+    Raven,
+)
 from tests.rules.matrix_sampling import cast, sample_tokens
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -47,6 +59,56 @@ def test_without_decay_gated_deltanet_is_deltanet():
     tokens = tokens_of(GatedDeltaNet())
     kept = tokens._replace(log_decay=jnp.zeros_like(tokens.log_decay))
     assert_same(GatedDeltaNet().run(kept), DeltaNet().run(tokens._replace(log_decay=None)))
+
+
+def test_without_a_turn_and_a_second_write_mamba_3_is_mamba_2():
+    tokens = tokens_of(Mamba2())
+    alone = jnp.pad(tokens.strength[..., None], [(0, 0)] * 3 + [(0, 3)])
+    found, expected = Mamba3().run(tokens._replace(strength=alone)), Mamba2().run(tokens)
+    np.testing.assert_allclose(found.output, expected.output, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(
+        found.final_state.matrix, expected.final_state, rtol=1e-11, atol=1e-12
+    )
+
+
+def test_a_turn_of_mamba_3_by_all_angles_leaves_lengths_and_undoes_itself():
+    """The keys' width is odd: its last channel does not turn."""
+    rng = np.random.default_rng(0)
+    start = Mamba3State(*map(jnp.asarray, (rng.normal(size=(5, 3)), np.zeros(5), np.zeros(3))))
+    turn = Tokens(
+        *(jnp.zeros(size) for size in (5, 5, 3)),
+        log_decay=jnp.zeros(()),
+        strength=jnp.asarray([0.0, 0.0, 0.7, -2.1]),
+    )
+    there = Mamba3().write(start, turn)
+    back = Mamba3().write(there, turn._replace(strength=-turn.strength))
+    np.testing.assert_allclose(back.matrix, start.matrix, rtol=1e-12)
+    lengths = (np.linalg.norm(x.matrix[:2], axis=0) for x in (start, there))
+    np.testing.assert_allclose(*lengths, rtol=1e-12)
+    assert np.min(np.abs(there.matrix[:4] - start.matrix[:4])) > 1e-3
+    np.testing.assert_array_equal(there.matrix[4], start.matrix[4])
+
+
+def test_gated_deltanet_2_with_one_number_for_both_gates_is_kda():
+    tokens = tokens_of(KDA())
+    both = jnp.repeat(tokens.strength[..., None], 4 + 3, axis=-1)
+    assert_same(GatedDeltaNet2().run(tokens._replace(strength=both)), KDA().run(tokens))
+
+
+@pytest.mark.parametrize(
+    ("rule", "plain"),
+    [
+        (PreconditionedGatedDeltaNet(reach=1.0), GatedDeltaNet()),
+        (PreconditionedKDA(reach=1.0), KDA()),
+    ],
+    ids=["gated_deltanet", "kda"],
+)
+def test_a_preconditioner_that_reaches_nowhere_leaves_the_plain_rule(rule, plain):
+    tokens = tokens_of(rule)
+    output, after = plain.run(tokens._replace(strength=tokens.strength[..., 0]))
+    found = rule.run(tokens)
+    np.testing.assert_allclose(found.output, output, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(found.final_state.matrix, after, rtol=1e-11, atol=1e-12)
 
 
 def test_one_delta_step_per_token_is_gated_deltanet_and_without_decay_deltanet():
@@ -160,6 +222,52 @@ def test_omega_writes_each_error_of_its_window_anew_and_a_window_of_one_is_a_del
         np.testing.assert_allclose(found[0, at, 0], query[at] @ matrix, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("rule", "window", "error"),
+    [
+        (Falcon(ridge=0.1), 1, True),
+        (Falcon2(ridge=0.1), 1, True),
+        (Falcon3(ridge=0.1, window=3), 3, True),
+        (Falcon2A(ridge=0.1), 1, False),
+        (Falcon3A(ridge=0.1, window=3), 3, False),
+        (Falcon3A(ridge=0.1, window=1), 1, False),
+    ],
+    ids=["1", "2", "3", "2a", "3a", "1a"],
+)
+def test_falcons_follow_the_published_equations(rule, window, error):
+    """Section 4 of arXiv:2608.27763, whose repository holds no code, with pairs (key, value)."""
+    tokens = tokens_of(rule, batch=1, heads=1)
+    tokens = tokens._replace(key=(2 * tokens.key).at[:, 3].set(0.7))
+    found = {form: getattr(rule, form)(tokens).output[0, :, 0] for form in ("run", "recurrent")}
+    query, key, value, _, gain = (None if x is None else np.asarray(x[0, :, 0]) for x in tokens)
+    memory, outputs = np.zeros((key.shape[1], value.shape[1])), []
+    for t in range(len(key)):
+        x, y = (a[max(t - window + 1, 0) : t + 1] for a in (key, value))
+        largest = np.linalg.eigvalsh(x.T @ x / len(x))[-1]
+        energy = largest if error else np.mean(np.sum(x**2, axis=1))
+        step = gain[t] / (energy + rule.ridge)
+        target = y - x @ memory if error else y
+        memory = memory * (1 - step * rule.ridge) + x.T @ target * step / len(x)
+        outputs.append(query[t] @ memory)
+    for output in found.values():
+        np.testing.assert_allclose(output, outputs, rtol=1e-10, atol=1e-12)
+
+
+def test_a_token_of_strength_0_does_not_enter_falcons_window_and_a_document_starts_an_empty_one():
+    rule = Falcon3(window=3)
+    tokens = tokens_of(rule, batch=1, length=8, heads=1)
+    skipped = rule.skip(tokens, jnp.asarray([[True, False, True, True, False, False, True, True]]))
+    kept = jax.tree.map(lambda x: x[:, np.array([0, 2, 3, 6, 7])], tokens)
+    chex.assert_trees_all_close(
+        rule.run(skipped).final_state, rule.run(kept).final_state, rtol=1e-11, atol=1e-12
+    )
+    starts = jnp.zeros((1, 8), bool).at[0, 5].set(True)
+    alone = rule.run(jax.tree.map(lambda x: x[:, 5:], tokens))
+    chex.assert_trees_all_close(
+        rule.run(tokens, starts=starts).final_state, alone.final_state, rtol=1e-11, atol=1e-12
+    )
+
+
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e-9])
 def test_the_direction_that_rwkv7_erases_does_not_depend_on_the_length_of_the_key(size):
     tokens = tokens_of(RWKV7())
@@ -221,13 +329,16 @@ def test_a_short_key_cannot_make_falcons_step_longer_than_half_the_memory():
         lambda: Comba(feedback=0.0),
         lambda: Comba(correction=-1.0),
         lambda: Falcon(ridge=0.0),
+        lambda: Falcon3(window=0),
         lambda: Mesa(ridge=0.0),
         lambda: Mesa(cg_steps=0),
         lambda: Omega(window=0),
+        lambda: PreconditionedKDA(reach=0.5),
+        lambda: Raven(routed=0.0),
     ],
 )
 def test_settings_that_break_a_rule_are_refused(make):
-    with pytest.raises(ValueError, match=r"leave it at|must be|is too small"):
+    with pytest.raises(ValueError, match=r"leave it at|must be|must lie|is too small"):
         make()
 
 
@@ -325,7 +436,16 @@ def test_longhorn_leaves_the_memory_where_its_objective_is_least():
     assert np.max(np.abs(slope(before))) > 0.1
 
 
-@pytest.mark.parametrize("name", [n for n, rule in MATRIX_RULES.items() if rule.decay != "none"])
+DECAYING = [
+    name
+    for name, rule in MATRIX_RULES.items()
+    if rule.decay != "none" and not issubclass(rule, AbstractSlotAttention | Mamba3 | SDMHeads)
+]
+"""Not slots, which write everywhere or decay where they are written, nor Mamba-3, whose decay comes
+between two reflections."""
+
+
+@pytest.mark.parametrize("name", DECAYING)
 @jax.enable_x64(False)
 def test_a_decay_near_1_forgets_the_right_share_in_single_precision(name):
     """By the loss: of rows that the key does not touch, a step takes `1 - exp(log_decay)`."""
@@ -336,7 +456,7 @@ def test_a_decay_near_1_forgets_the_right_share_in_single_precision(name):
         key=jnp.zeros((*writes, 4)).at[..., 0].set(1.0),
         value=jnp.zeros((*writes, 3)),
         log_decay=jnp.full((4,) if rule.decay == "key" else (), -1e-6),
-        strength=jnp.full(writes + {"key": (4,), "value": (3,)}.get(rule.strength, ()), 0.5)
+        strength=jnp.full(writes + strength_axis(rule.strength, 4, 3), 0.5)
         if rule.no_strength == 0
         else jnp.zeros(()),
     )
@@ -344,6 +464,32 @@ def test_a_decay_near_1_forgets_the_right_share_in_single_precision(name):
     matrix = jnp.ones_like(rule.matrix(state)).at[0].set(0.0)
     steps = (x.step_size * jax.grad(x.loss)(matrix) for x in rule.losses(state, token))
     np.testing.assert_allclose(sum(steps)[1:], -np.expm1(-1e-6), rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", [GatedSlotAttention(), Raven()], ids=["gated", "raven"])
+@jax.enable_x64(False)
+def test_slots_take_on_the_share_that_they_forget_in_single_precision(rule):
+    """A token writes all slots; where the share is 1 - exp(-1e-6), in both forms."""
+    log_decay = jnp.full((1, 1, 1, 4) if rule.decay == "key" else (1, 1, 1), -1e-6)
+    strength = jnp.ones((1, 1, 1, 4)) if rule.strength else None
+    tokens = Tokens(*jnp.ones((3, 1, 1, 1, 4)), log_decay=log_decay, strength=strength)
+    for form in (rule.run, rule.recurrent):
+        np.testing.assert_allclose(form(tokens).final_state, -np.expm1(-1e-6), rtol=1e-5)
+
+
+def test_raven_writes_the_best_slots_of_its_router_and_keeps_the_others():
+    scores = jnp.asarray([[[[0.0, 3.0, -2.0, 1.0]]]])
+    inputs = GateInputs((1, 1, 1), jnp.zeros((1, 1, 1)), scores, jnp.zeros((1,)))
+    log_decay, weights = Raven(routed=0.5).gates(inputs)
+    best = 1 / (1 + np.exp([-3.0, -1.0]))
+    expected = np.asarray([0, best[0], 0, best[1]]) / np.sum(best)
+    np.testing.assert_allclose(weights[0, 0, 0], expected, rtol=1e-6)
+    tokens = tokens_of(Raven(), batch=1, length=1, heads=1)
+    tokens = tokens._replace(log_decay=log_decay, strength=weights)
+    start = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 4, 7)))
+    change = np.asarray(Raven().run(tokens, start).final_state - start)[0, 0]
+    np.testing.assert_array_equal(change[[0, 2]], 0)
+    assert np.min(np.abs(change[[1, 3]])) > 1e-3
 
 
 @jax.enable_x64(False)

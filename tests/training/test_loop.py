@@ -82,8 +82,13 @@ def test_plain_lines_come_every_log_every_steps(unbroken):
     assert float(sizes["params"]) == pytest.approx(4 * numbers / 1000, rel=0.01)
     assert float(sizes["optimizer"]) == pytest.approx(8 * numbers / 1000, rel=0.01)  # Two moments.
     assert float(sizes["params"]) + float(sizes["optimizer"]) < float(sizes["takes"]) < 100
-    assert lines[1] == "Compiling the training step ..."
-    assert lines[2].startswith("Compiled the training step in")
+    assert lines[0].endswith("B are free.")
+    step = dict(re.findall(r"(takes|params|memory|gradients|activations) ([0-9.]+) kB", lines[1]))
+    assert lines[1].startswith("By estimate a step takes ")
+    assert step["params"] == step["gradients"] == sizes["params"]
+    assert float(step["activations"]) > 0
+    assert lines[2] == "Compiling the training step ..."
+    assert lines[3].startswith("Compiled the training step in")
 
 
 def test_training_lowers_the_loss(unbroken):

@@ -272,7 +272,13 @@ def test_the_address_loss_draws_a_question_to_its_statement():
         losses.append(np.log(np.sum(np.exp(scores))) - scores[1])
     found = address_loss(jnp.asarray(query), jnp.asarray(distance), segment_ids=segments)
     np.testing.assert_allclose(found, np.mean(losses), rtol=1e-5)
+    drawn = MemoryConfig(groups=4, lifetime="batch", address_loss=2.0)
+    with pytest.raises(ValueError, match="say where an answer was told"):
+        take_step(drawn, sample_batch())
 
+
+@pytest.mark.thorough
+def test_the_address_loss_is_logged_and_moves_the_weights():
     batch = sample_batch() | {"answer_distance": np.zeros((4, 16), np.int32)}
     batch["answer_distance"][:, 9] = 5
     memory = MemoryConfig(groups=4, lifetime="batch")
@@ -282,5 +288,3 @@ def test_the_address_loss_draws_a_question_to_its_statement():
     np.testing.assert_allclose(metrics["loss"], plain["loss"], rtol=1e-5)
     assert metrics["address_loss"] > 0
     assert metrics["grad_norm"] != plain["grad_norm"]
-    with pytest.raises(ValueError, match="say where an answer was told"):
-        take_step(drawn, sample_batch())

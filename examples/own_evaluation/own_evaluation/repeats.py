@@ -10,22 +10,19 @@ from fwpkm_jax.evaluation.display.tables import Record, format_table
 from fwpkm_jax.evaluation.readers.document_reader import read_document
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.sources import capped, files_of, missing_text, text_sources
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Checked, Count, Natural
 
 PASSES = ("writing", "frozen")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepeatsConfig:
+class RepeatsConfig(Checked):
     """Loss on repeated and on new phrases."""
 
-    context: int = 3
+    context: Natural = 3
     """Tokens before a token that make a phrase with it."""
-    max_documents: int | None = None
+    max_documents: Count | None = None
     """Documents read of each data set at most."""
-
-    def __post_init__(self) -> None:
-        check_least(self, context=0, max_documents=1)
 
 
 def repeated(tokens: np.ndarray, context: int) -> np.ndarray:

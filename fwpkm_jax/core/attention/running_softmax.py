@@ -52,8 +52,6 @@ def add_keys(
     Args:
       sums: of the blocks before.
       scores: scaled, in the dtype of the sums.
-      seen: which scores count.
-      value: the keys' values.
     """
     dtype = sums.value.dtype
     scores = jnp.where(seen, scores, lowest(dtype))

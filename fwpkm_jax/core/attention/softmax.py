@@ -53,7 +53,6 @@ def token_positions(
     Args:
       starts: first tokens of documents, before packing; None: a row is one, without a number.
       packing: of the padding, or None.
-      shape: batch and length.
       first: position of the first token if it starts no document; None: 0.
       begin: position of each document's first token.
     """
@@ -195,7 +194,6 @@ def cudnn_attention(
       key: `[batch, length, kv_heads, head]`.
       value: `[batch, length, kv_heads, head]`.
       positions: 0, 1, 2, ... for real tokens, which come first; -1 behind them.
-      window: as in `masked_attention`.
     """
     # cuDNN counts the tokens to the left, without the query's own.
     local = None if window is None else (window - 1, 0)
@@ -232,14 +230,9 @@ def whole_sequence_attention(
     persistent: Persistent | None = None,
     documents: Int[Array, "batch length"] | None = None,
 ) -> Float[Array, "batch length heads head"]:
-    """`masked_attention` within whole sequences, by the fastest available backend.
+    """`cudnn_attention` of any floating dtype, by the fastest available backend.
 
     Args:
-      query: as in `cudnn_attention`, like the next two arguments; of any floating dtype.
-      key: as in `cudnn_attention`.
-      value: as in `cudnn_attention`.
-      positions: as in `cudnn_attention`.
-      window: as in `masked_attention`.
       backend: `cudnn` runs or raises; `xla` is plain JAX; `auto` is cuDNN on a GPU that has it,
         else plain JAX, with a logged line on a GPU.
       persistent: keys and values of tokens before every document; in plain JAX only.
@@ -287,13 +280,9 @@ def attend_causally(
     """`masked_attention` of tokens to earlier ones and themselves, in blocks where they are many.
 
     Args:
-      query: as in `masked_attention`.
       key: of earlier tokens, then of the queries' own. Of more than two windows of queries there
         are `window` earlier ones, as `blockwise_attention` takes them.
       value: as `key`.
-      positions: of the queries.
-      key_positions: as in `masked_attention`.
-      window: as in `masked_attention`.
       persistent: keys and values of tokens before every document.
       documents: how many documents have started up to each query; earlier tokens are of document 0.
     """
@@ -361,20 +350,10 @@ def blockwise_attention(
     Queries are cut into blocks of `window`; a block's keys are its own and the block before.
 
     Args:
-      query: as in `masked_attention`.
       key: the persistent keys, those of `window` earlier tokens (position -1 where there are
         none), then those of the queries' own tokens. Tokens with a position must stand in unbroken
         order.
       value: as `key`.
-      query_positions: as in `masked_attention`.
-      key_positions: as in `masked_attention`.
-      window: positions seen, the query's own included.
-      num_persistent: as in `masked_attention`.
-      query_documents: as in `masked_attention`.
-      key_documents: as in `masked_attention`.
-
-    Returns:
-      As `masked_attention`.
 
     Raises:
       ValueError: there are not `window` more keys than queries.

@@ -74,6 +74,22 @@ class ChunkDecay(NamedTuple):
             found = jnp.where(pair[None, None], every[:, :, level], found)
         return found
 
+    def sums(
+        self,
+        weights: Float[Array, "batch heads chunk chunk"],
+        columns: Float[Array, "batch heads chunk rate"],
+    ) -> Float[Array, "batch heads chunk rate"]:
+        """`sum_s weights[r, s] columns[s, k] decay[r, s, k]` at `[r, k]`, over `s <= r`."""
+        pairs = _halves(weights.shape[2])[1]
+        alike = jnp.diagonal(weights, axis1=2, axis2=3)
+        found = alike[..., None] * columns
+        for level, pair in enumerate(pairs):
+            part = self.parts[:, :, level]
+            # Up to the middle with the columns, from there with the sums of the second half.
+            met = jnp.where(pair[None, None], weights, 0)
+            found += part * jnp.einsum("bhrs,bhsk->bhrk", met, part * columns, precision=HIGHEST)
+        return found
+
     def between(self) -> Float[Array, "batch heads chunk chunk"]:
         """The decay from token s to token r at `[r, s]`, one per head; 0 where `r < s`."""
         ones = jnp.ones_like(self.from_start)

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.numerics import compute_dtype
@@ -46,6 +47,12 @@ class Erasure(NamedTuple):
 
     found: Float[Array, "batch length heads key"]
     at: Float[Array, "batch length heads key"]
+
+
+class Together(NamedTuple):
+    """Strengths of delta steps whose errors are all taken at the memory before their token."""
+
+    beta: Float[Array, "batch writes heads"]
 
 
 class RecurrenceTokens(NamedTuple):
@@ -111,7 +118,7 @@ def chunk_recurrence(
     value: Float[Array, "batch writes heads value"],
     *,
     log_decay: Float[Array, "batch length heads"] | Float[Array, "batch length heads key"] | None,
-    beta: Float[Array, "batch writes heads"] | None,
+    beta: Float[Array, "batch writes heads"] | Together | None,
     initial_state: Float[Array, "batch heads key value"] | None = None,
     starts: Bool[Array, "batch length"] | None = None,
     read: ReadAxis = "key",
@@ -142,7 +149,8 @@ def chunk_recurrence(
       key: where to write; a multiple of the length for several writes per token, in order.
       value: what to write.
       log_decay: log of the share kept, `<= 0` (-inf for nothing); None: everything is kept.
-      beta: strength of delta steps; None: writes add.
+      beta: strength of delta steps, each of which takes its error after the one before, or
+        `Together`; None: writes add.
       initial_state: memory before the first token; None: empty.
       starts: true at tokens before which the memory is set to 0; None: nowhere.
       read: the axis of the memory that is summed over with the query; the output has the other.
@@ -151,16 +159,20 @@ def chunk_recurrence(
 
     Raises:
       ValueError: `chunk_size` is not positive, the writes are no multiple of the length,
-        channels decay on their own with `read="value"`, or an erasure comes with what it excludes.
+        channels decay on their own with `read="value"` and several writes per token, or an erasure
+        comes with what it excludes.
     """
     batch, length, heads, _ = query.shape
     steps = _writes_per_token(length, key.shape[1])
+    together = isinstance(beta, Together)
+    beta = beta.beta if isinstance(beta, Together) else beta
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")
-    if read == "value" and log_decay is not None and log_decay.ndim == 4:
+    fade_apart = log_decay is not None and log_decay.ndim == 4
+    if read == "value" and fade_apart and steps > 1:
         raise ValueError(
-            "A decay per key channel cannot be read along the value axis: what is read would fade "
-            "channel by channel; give one decay per head, log_decay [batch, length, heads]."
+            f"A decay per key channel, read along the value axis, takes one write per token, got "
+            f"{steps}; give one decay per head, log_decay [batch, length, heads]."
         )
     if erasure is not None and (beta is not None or steps > 1 or read == "value"):
         raise ValueError(
@@ -183,7 +195,7 @@ def chunk_recurrence(
     tokens_per_chunk = min(max(chunk_size // steps, 1), length)
 
     def next_chunk(state, chunk):
-        return _read_and_write(state, chunk, read, steps)
+        return _read_and_write(state, chunk, read, steps, together)
 
     # Queries apart: a token reads once, however often it writes.
     writes = tokens._replace(query=None)
@@ -214,37 +226,48 @@ def _read_and_write(
     chunk: RecurrenceTokens,
     read: ReadAxis,
     steps: int,
+    together: bool,
 ) -> tuple[Float[Array, "batch heads key value"], Float[Array, "batch heads tokens read"]]:
     """One chunk, leaves `[batch, heads, ...]`: the memory after it, and what was read."""
     query, key, value = chunk.query, chunk.key, chunk.value
     decay, products = _products(chunk.log_decay, key)
     last = slice(steps - 1, None, steps)  # Each token's last write; it reads after it.
-    key_from_start, key_to_end, query_from_start = key, key, query
+    key_from_start, key_to_end = key, key
     if decay is not None:
         key_from_start, key_to_end = decay.from_start * key, decay.to_end * key
-        query_from_start = decay.from_start[:, :, last] * query
     written = value
     if chunk.beta is not None:
         beta = chunk.beta[..., None]
         error = value - jnp.einsum("bhsk,bhkv->bhsv", key_from_start, state, precision=HIGHEST)
         # Each error needs those of the writes before it in the chunk: a triangular system.
-        solve = unit_lower_inverse(beta * products(key, slice(None)))
+        met = beta * products(key, slice(None))
+        if together:
+            token = np.arange(key.shape[2]) // steps
+            met = jnp.where(token[:, None] == token[None], 0, met)
+        solve = unit_lower_inverse(met)
         written = jnp.einsum("bhrs,bhsv->bhrv", solve, beta * error, precision=HIGHEST)
     erased, at = None, None
     if chunk.erasure is not None:
         erased, at = _erased(state, chunk.erasure, value, decay, products), chunk.erasure.at
     if read == "key":
-        output = jnp.einsum("bhrk,bhkv->bhrv", query_from_start, state, precision=HIGHEST)
+        from_start = query if decay is None else decay.from_start[:, :, last] * query
+        output = jnp.einsum("bhrk,bhkv->bhrv", from_start, state, precision=HIGHEST)
         output += jnp.einsum("bhrs,bhsv->bhrv", products(query, last), written, precision=HIGHEST)
         if erased is not None:
             # What was erased since the chunk began is missing from the reads after it.
             met = products(query, last, at)
             output += jnp.einsum("bhrs,bhsv->bhrv", met, erased, precision=HIGHEST)
     else:
-        output = jnp.einsum("bhrv,bhkv->bhrk", query_from_start, state, precision=HIGHEST)
+        output = jnp.einsum("bhrv,bhkv->bhrk", query, state, precision=HIGHEST)
         met = jnp.einsum("bhrv,bhsv->bhrs", query, written, precision=HIGHEST)
-        met *= _between(decay, met)[:, :, last]
-        output += jnp.einsum("bhrs,bhsk->bhrk", met, key, precision=HIGHEST)
+        if decay is not None:
+            output *= decay.from_start[:, :, last]
+        if decay is not None and decay.from_start.shape[-1] > 1:
+            # What is read along the value axis still has key channels, and they fade apart.
+            output += decay.sums(met, key)
+        else:
+            met *= _between(decay, met)[:, :, last]
+            output += jnp.einsum("bhrs,bhsk->bhrk", met, key, precision=HIGHEST)
     if decay is not None:
         state = decay.from_start[:, :, -1, :, None] * state
     state += jnp.einsum("bhsk,bhsv->bhkv", key_to_end, written, precision=HIGHEST)

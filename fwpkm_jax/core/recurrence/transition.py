@@ -163,7 +163,6 @@ def before_part(transition: Any, state: Any, *, axis: SequenceAxis) -> Any:
     Args:
       transition: of this device's part, a `Transition`.
       state: memory before the whole sequence, equal on all devices.
-      axis: over which the sequence lies.
     """
     earlier = parts_before(transition, lambda one, other: one.then(other), axis=axis)
     # The first device has no part before it: its memory is the given one.

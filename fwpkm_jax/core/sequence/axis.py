@@ -43,7 +43,6 @@ class SequenceAxis:
         Args:
           x: this device's part, which holds whole chunks.
           chunk_size: tokens of a chunk, a multiple of `size`.
-          dim: which dimension the tokens are.
 
         Returns:
           As many tokens as before, in chunks of `chunk_size // size`.
@@ -106,7 +105,6 @@ def positions_of_part(
 
     Args:
       starts: true at the first token of each document; None: a row is one document.
-      axis: over which the sequence lies.
       shape: sequences and tokens of the part.
       first: position of the sequence's first token if it starts no document; None: 0.
       mask: 0 at padding, which takes no position; no document starts there. None: all are real.

@@ -76,10 +76,8 @@ def inputs_before(
     """The inputs right before a device's part of each sequence, zeros for earlier documents'.
 
     Args:
-      x: the part's inputs.
       first: those kept from before the whole sequence.
       starts: first tokens of documents, of this part; None: a sequence is one document.
-      axis: over which the sequence lies.
       counts: real tokens of the part, which come first; None: all are real.
     """
     if starts is None:

@@ -22,7 +22,6 @@ def halo_exchange(
       tree: the part, leaves `[batch, length, ...]`.
       first: what comes before the whole sequence, leaves `[batch, width, ...]`, equal on all
         devices.
-      axis: over which the sequence lies.
       counts: real tokens of this part, which come first; None: all are real.
     """
     if counts is not None:

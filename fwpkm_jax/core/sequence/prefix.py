@@ -1,5 +1,6 @@
 """Composition of the parts of a sequence: each device's summary after those before it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,6 @@ def parts_before(part: Any, join: Callable[[Any, Any], Any], *, axis: SequenceAx
     Args:
       part: this device's summary, a pytree of arrays.
       join: associative; the summary of two neighbours, the earlier one first.
-      axis: over which the sequence lies.
     """
     part = axis.shift(part)  # Now device i has what part i - 1 does.
     reach = 1
@@ -25,10 +25,6 @@ def parts_before(part: Any, join: Callable[[Any, Any], Any], *, axis: SequenceAx
         earlier = axis.shift(part, by=reach)
         joined = join(earlier, part)
         # Devices up to `reach` already have all parts before them.
-        part = _choose(axis.index > reach, joined, part)
+        part = jax.tree.map(functools.partial(jnp.where, axis.index > reach), joined, part)
         reach *= 2
     return part
-
-
-def _choose(condition: jax.Array, tree: Any, other: Any) -> Any:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), tree, other)

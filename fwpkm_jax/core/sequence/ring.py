@@ -50,7 +50,6 @@ def attention_around(
     Args:
       query: of this device's tokens, whose positions and documents `own` gives.
       own: keys and values of this device's tokens.
-      axis: over which the sequence lies.
       window: positions seen, the query's own included; None: all up to the query's.
       first: keys and values of tokens before the sequence, equal on all devices.
     """

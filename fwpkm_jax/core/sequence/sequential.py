@@ -26,7 +26,6 @@ def sequential_pass(
         sequences alike and apart.
       state: before the whole sequence, leaves `[batch, ...]`, equal on all devices.
       inputs: of the part, leaves `[batch, ...]`.
-      axis: over which the sequence lies.
     """
     batch = jax.tree.leaves(state)[0].shape[0]
     groups = math.gcd(batch, axis.size)

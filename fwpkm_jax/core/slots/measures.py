@@ -30,7 +30,6 @@ def access_measures(
 
     Args:
       slot_ids: one slot per access, any shape.
-      num_slots: slots of the memory.
       axes: inside `jax.shard_map`, axes along which devices hold other accesses.
 
     References: Zhao and Jones 2026, arXiv:2601.00671, Table 4.

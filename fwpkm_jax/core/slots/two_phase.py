@@ -66,7 +66,6 @@ def move_keys(
       queries: of this device's tokens; kernels take them in bfloat16 too, see `key_scan`.
       token_weights: weight of each token in the addressing loss's average.
       find: from queries and keys to the best sub-keys of each query.
-      key_write: how the keys move.
       loops: what goes over the chunks, on one device.
       token_axes: inside `jax.shard_map`, axes along which devices hold other tokens of each chunk.
         Each device then moves its own copy of the keys, all alike.
@@ -149,8 +148,6 @@ def write_values(
       error_weights: weight of each token's error in the write.
       counted: 1 for tokens, or single places of tokens, whose reads count in a slot's number of
         accesses.
-      write: how the values move.
-      ops: what reads and adds rows.
       inner_steps: how often each chunk is written in turn. Its output is what it read first, and
         the squares of its changes are added up.
       scales: multiply the steps of each place; None: 1.

@@ -39,6 +39,7 @@ from fwpkm_jax.core.slots.keys.addressing import Address, Score, SubKeyChoice, s
 from fwpkm_jax.core.slots.keys.sums import add_to_sub_keys, sub_key_totals
 
 _LOG_EPSILON = 1e-8  # Inside the entropy's logarithm.
+_LEAST_TOTAL = 1e-20  # Without any token the average is empty: zero access, not 0 / 0.
 
 
 class SlotChunk(NamedTuple):
@@ -124,7 +125,6 @@ class ValueWrite:
         A slot so moves by `step_size` times the mean of its readers' weighted errors.
 
         Args:
-          weights: read weights w.
           counts: n, how often the chunk reads each place's slot.
         """
         return -self.step_size * weights / jnp.maximum(counts, 1.0)
@@ -203,11 +203,6 @@ def _sum_of_places(x: Float[Array, "*queries top_k"]) -> Float[Array, "*queries 
     return total
 
 
-def _weight(usage: SubKeyUsage) -> jax.Array:
-    # Without any token the average is empty: zero access, not 0 / 0.
-    return jnp.maximum(usage.total, 1e-20)
-
-
 def addressing_loss(
     address: Address | SubKeyChoice,
     *,
@@ -221,7 +216,6 @@ def addressing_loss(
 
     Args:
       address: from `product_top_k`.
-      num_subkeys: sub-keys per codebook.
       token_weights: weight of each token in the average; 0 leaves a token out.
     """
     return usage_loss(sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights))
@@ -229,29 +223,22 @@ def addressing_loss(
 
 def usage_loss(usage: SubKeyUsage) -> Float[Array, ""]:
     """`addressing_loss` of tokens that use the sub-keys like this."""
-    marginal = usage.access / _weight(usage)
+    marginal = usage.access / jnp.maximum(usage.total, _LEAST_TOTAL)
     return jnp.sum(marginal * jnp.log(marginal + _LOG_EPSILON))
 
 
 def usage_slopes(usage: SubKeyUsage) -> Float[Array, "2 subkeys"]:
     """Derivative of `addressing_loss` by the average access to each sub-key."""
-    marginal = usage.access / _weight(usage)
+    marginal = usage.access / jnp.maximum(usage.total, _LEAST_TOTAL)
     return jnp.log(marginal + _LOG_EPSILON) + marginal / (marginal + _LOG_EPSILON)
 
 
 def of_chosen(
-    of_sub_keys: Float[Array, "2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
+    of_sub_keys: Float[Array, "*heads 2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
 ) -> Float[Array, "tokens heads 2 top_k"]:
-    """The number of each chosen sub-key, where the heads share the numbers."""
-    return of_sub_keys[jnp.arange(2)[:, None], sub_key_ids]
-
-
-def of_chosen_by_head(
-    of_sub_keys: Float[Array, "heads 2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
-) -> Float[Array, "tokens heads 2 top_k"]:
-    """The number of each chosen sub-key, where each head has numbers of its own."""
-    head = jnp.arange(of_sub_keys.shape[0])[:, None, None]
-    return of_sub_keys[head, jnp.arange(2)[:, None], sub_key_ids]
+    """The number of each chosen sub-key; without an axis of heads, they share the numbers."""
+    heads = [jnp.arange(size)[:, None, None] for size in of_sub_keys.shape[:-2]]
+    return of_sub_keys[*heads, jnp.arange(2)[:, None], sub_key_ids]
 
 
 def addressing_coefficients(
@@ -273,7 +260,7 @@ def addressing_coefficients(
         probabilities = _softmax(scores)
     # The softmax moves a share only against the mean of the others.
     centred = slopes - _sum_of_places(probabilities * slopes)
-    weights = token_weights[:, None, None, None] / _weight(usage)
+    weights = token_weights[:, None, None, None] / jnp.maximum(usage.total, _LEAST_TOTAL)
     coefficients = weights * probabilities * centred  # dL / dscore
     # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
     return 2.0 * coefficients * jnp.exp(scores) if score == "idw" else coefficients
@@ -297,9 +284,7 @@ def addressing_gradient(
     Args:
       queries: `[tokens, heads, key]`.
       keys: `[heads, 2, subkeys, key // 2]`.
-      address: of the queries.
       token_weights: as in `addressing_loss`.
-      score: the scoring function.
       usage: of all tokens of the loss where these are one block of them; the blocks' results then
         add up to the gradient. None: the loss is of these tokens alone.
     """

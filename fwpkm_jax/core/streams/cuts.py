@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 State = TypeVar("State")
 Within = Callable[[State, Any, jax.Array], tuple[State, Any]]
@@ -32,7 +32,6 @@ def in_chunks(
       state: before the piece, leaves `[groups, ...]`.
       tokens: the piece, leaves `[groups, members, length, ...]`.
       count: how many of the tokens each group has, its first ones.
-      chunk: tokens per chunk.
       position: tokens of each group before the piece, less any multiple of `chunk`. None: every
         group begins its first chunk.
 
@@ -57,20 +56,21 @@ def in_chunks(
         start = jnp.maximum(end - chunk, 0)
         own = jnp.clip(jnp.minimum(end, count) - start, 0, width)
         at = jnp.where(steps < own[:, None], start[:, None] + steps, 0)
-        piece = _take(tokens, at)
-
-        def skip() -> tuple[State, Any]:
-            _, out = jax.eval_shape(within, state, piece, own)
-            return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), out)
+        piece = jax.tree.map(lambda x: take_tokens(x, at), tokens)
 
         # A chunk that no group reaches costs nothing.
-        return jax.lax.cond(jnp.any(own > 0), lambda: within(state, piece, own), skip)
+        return jax.lax.cond(
+            jnp.any(own > 0),
+            lambda: within(state, piece, own),
+            lambda: unchanged(within, state, piece, own),
+        )
 
     state, out = jax.lax.scan(read, state, jnp.arange(number, dtype=jnp.int32))
     token = jnp.arange(length, dtype=jnp.int32)[None]
     index = (token + offset[:, None]) // chunk
     step = token - jnp.maximum(index * chunk - offset[:, None], 0)
-    return state, _take(jax.tree.map(_joined, out), index * width + step)
+    at = index * width + step
+    return state, jax.tree.map(lambda x: take_tokens(joined(x), at), out)
 
 
 def _from_the_first(within, state, tokens, count, chunk):
@@ -90,7 +90,7 @@ def _from_the_first(within, state, tokens, count, chunk):
     if number:
         starts = chunk * jnp.arange(number, dtype=jnp.int32)
         state, out = jax.lax.scan(read, state, (starts, jax.tree.map(split, tokens)))
-        outputs.append(jax.tree.map(_joined, out))
+        outputs.append(jax.tree.map(joined, out))
     if rest:
         last = jax.tree.map(lambda x: x[:, :, number * chunk :], tokens)
         state, out = read(state, (jnp.int32(number * chunk), last))
@@ -98,13 +98,25 @@ def _from_the_first(within, state, tokens, count, chunk):
     return state, jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), *outputs)
 
 
-def _take(tree: PyTree[Array], at: Int[Array, "groups places"]) -> PyTree[Array]:
-    """Each group's tokens at these places."""
-    take = jax.vmap(lambda x, at: jnp.take(x, at, axis=1, mode="clip"))
-    return jax.tree.map(lambda x: take(x, at), tree)
+def unchanged(within: Within[State], state: State, piece: Any, count: Any) -> tuple[State, Any]:
+    """The state as it is, and zeros in place of what `within` would give."""
+    _, out = jax.eval_shape(within, state, piece, count)
+    return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), out)
 
 
-def _joined(x: jax.Array) -> jax.Array:
+def select(flags: Bool[Array, " groups"], new: PyTree[Array], old: PyTree[Array]) -> PyTree[Array]:
+    """Leaves `[groups, ...]`: the new ones of groups with a flag, the old ones of the others."""
+    return jax.tree.map(
+        lambda new, old: jnp.where(flags.reshape(-1, *[1] * (old.ndim - 1)), new, old), new, old
+    )
+
+
+def take_tokens(x: jax.Array, at: Int[Array, "groups places"]) -> jax.Array:
+    """Each group's tokens at these places, of `[groups, members, length, ...]`."""
+    return jax.vmap(lambda x, at: jnp.take(x, at, axis=1, mode="clip"))(x, at)
+
+
+def joined(x: jax.Array) -> jax.Array:
     """`[chunks, groups, members, width, ...]` to `[groups, members, chunks * width, ...]`."""
     x = jnp.moveaxis(x, 0, 2)
     return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3], *x.shape[4:])

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from fwpkm_jax.core.documents import document_numbers, document_positions
-from fwpkm_jax.core.streams.cuts import Within
+from fwpkm_jax.core.streams.cuts import Within, joined, select, take_tokens, unchanged
 
 State = TypeVar("State")
 _BESIDE, _STEPS = 4, 16  # Short documents read side by side, and such steps passed over at once.
@@ -73,7 +73,6 @@ def in_documents(
       fresh: before each document, like `memory`.
       tokens: leaves `[groups, members, length, ...]`.
       count: how many of the tokens each group has, its first ones.
-      starts: first tokens of documents.
       unit: how many tokens make a unit.
       position: tokens of each group's document before the first token, less `unit.lead`, for a
         piece of a stream; None: the first token starts a document.
@@ -111,7 +110,7 @@ def in_documents(
     @jax.checkpoint
     def read(state: State, part: tuple[Units, Any]) -> tuple[State, Any]:
         one, piece = part
-        state = _where(one.fresh, fresh, state)
+        state = select(one.fresh, fresh, state)
         return _if_any(within, state, piece, one.size, narrow=narrow)
 
     # All units' tokens at once, so that no step of the backward pass adds to whole rows.
@@ -123,7 +122,7 @@ def in_documents(
     # From a token to its unit's output, and its place within.
     where = jnp.maximum(rank, 0) * width + jnp.minimum(at - begin, width - 1)
     # Back in the order of tokens; those read beside get their output below.
-    output = jax.tree.map(lambda x: _take(_joined(x), where), out)
+    output = jax.tree.map(lambda x: take_tokens(joined(x), where), out)
     if alone is None:
         # These begin from `fresh` and nothing follows them, so that all run side by side.
         short = _units(first & ~goes_on, size, starts, length)
@@ -200,8 +199,7 @@ def _if_any(
     width, longest = jax.tree.leaves(piece)[0].shape[2], jnp.max(count)
 
     def skip() -> tuple[Any, Any]:
-        _, out = jax.eval_shape(within, state, piece, count)
-        return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), out)
+        return unchanged(within, state, piece, count)
 
     def whole() -> tuple[Any, Any]:
         return within(state, piece, count)
@@ -252,7 +250,7 @@ def _windows(x: jax.Array, start: Int[Array, "groups beside"], width: int) -> ja
     """`[groups * beside, members, width, ...]`: tokens from each start on."""
     at = start[:, :, None] + jnp.arange(width, dtype=jnp.int32)[None, None]
     at = at.reshape(start.shape[0], -1)
-    x = _take(x, at)
+    x = take_tokens(x, at)
     x = x.reshape(*x.shape[:2], start.shape[1], width, *x.shape[3:])
     return jnp.moveaxis(x, 2, 1).reshape(-1, x.shape[1], *x.shape[3:])
 
@@ -261,19 +259,3 @@ def _beside(x: jax.Array, groups: int, beside: int) -> jax.Array:
     """`[groups * beside, members, width, ...]` to `[groups, members, beside * width, ...]`."""
     x = jnp.moveaxis(x.reshape(groups, beside, *x.shape[1:]), 1, 2)
     return x.reshape(groups, x.shape[1], -1, *x.shape[4:])
-
-
-def _take(x: jax.Array, at: Int[Array, "groups places"]) -> jax.Array:
-    return jax.vmap(lambda x, at: jnp.take(x, at, axis=1, mode="clip"))(x, at)
-
-
-def _where(flags: Bool[Array, " groups"], new: Any, old: Any) -> Any:
-    return jax.tree.map(
-        lambda new, old: jnp.where(flags.reshape(-1, *[1] * (old.ndim - 1)), new, old), new, old
-    )
-
-
-def _joined(x: jax.Array) -> jax.Array:
-    """`[units, groups, members, width, ...]` to `[groups, members, units * width, ...]`."""
-    x = jnp.moveaxis(x, 0, 2)
-    return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3], *x.shape[4:])

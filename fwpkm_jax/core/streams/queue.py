@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunks import Memory, map_groups, map_memories, map_unshared
 from fwpkm_jax.core.documents import document_numbers
-from fwpkm_jax.core.streams.cuts import in_chunks
+from fwpkm_jax.core.streams.cuts import in_chunks, take_tokens
 from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 from fwpkm_jax.core.streams.pending import ChunkSize, NewDocuments, Pending, Tokens
 
@@ -54,7 +54,6 @@ def push(
       write: of one chunk for each group that it gets; with `differentiable` all groups, else one
         that has a complete chunk. Results of groups without one are dropped.
       memory: leaves `[groups, ...]`.
-      pending: tokens that wait.
       tokens: the piece, with a length of at least 1.
       chunk_size: tokens per write, for this call. "flush": tokens only wait. The caller then keeps
         count of them: a piece that finds no room overwrites the latest ones.
@@ -211,7 +210,6 @@ def append(
 
     Args:
       pending: tokens that wait; zeros stand behind them.
-      tokens: a piece.
       count: how many of the piece's tokens each group adds; zeros take the place of the others.
       capacity: of the result; enough for the tokens that wait and those that are added.
       may_exceed: whether the piece's other tokens may reach beyond the capacity.
@@ -267,7 +265,7 @@ def _emptied(pending: Pending) -> Pending:
 def _from(x: jax.Array, first: Int[Array, " groups"]) -> jax.Array:
     """Each group's tokens from its first on; the last one repeated."""
     at = first[:, None] + jnp.arange(x.shape[2], dtype=jnp.int32)[None]
-    return jax.vmap(lambda x, at: jnp.take(x, at, axis=1, mode="clip"))(x, at)
+    return take_tokens(x, at)
 
 
 def computed_after(x: Float[Array, "..."], number: Int[Array, "*n"]) -> Int[Array, "*n"]:

@@ -9,8 +9,11 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunks import AnyChunk, Memory, map_memories
 from fwpkm_jax.core.streams import queue
+from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 from fwpkm_jax.core.streams.pending import ChunkSize, Pending, Signals
 from fwpkm_jax.core.targets import WriteWeights, pair_weights, shift_left
+
+_UNIT = 64  # Tokens of a document that a memory which is written at once takes together.
 
 Read = Callable[[Memory, jax.Array], tuple[jax.Array, Any]]
 
@@ -44,18 +47,28 @@ def push(
 ) -> StreamOutput:
     """`queue.push` for a rule: reads a piece and writes the chunks that it completes.
 
+    A rule that `reads_own_writes` writes every token of the piece; none waits.
+
     Args:
-      rule: a chunk rule, of which `read`, `write`, `targets`, `chunk` and `lookahead` are used.
+      rule: a chunk rule, of which `read`, `write`, `targets`, `chunk` and `lookahead` are used, or
+        `run_groups` and `chunk` of one that `reads_own_writes`.
       memory: leaves `[groups, ...]`.
-      pending: tokens that wait.
       signals: the piece, leaves `[groups, members, length, ...]`.
       chunk_size: tokens per write, for this call, or "flush".
       num_real: tokens of the piece, its first ones; None: all.
       documents: as in `queue.push`.
 
     Raises:
-      ValueError: a chunk and its lookahead do not fit the queue.
+      ValueError: a chunk and its lookahead do not fit the queue, or nothing can wait for a flush.
     """
+    if rule.reads_own_writes:
+        if chunk_size == "flush":
+            raise ValueError(
+                f"chunk_size='flush': {type(rule).__name__} writes each token at once, and none "
+                "waits for a flush; leave chunk_size out."
+            )
+        memory, output, access = _write_at_once(rule, memory, signals, num_real, documents)
+        return StreamOutput(memory, pending, output, access)
 
     def read_tokens(memory: Memory, signals: Signals) -> tuple[jax.Array, Any]:
         return read_sequences(rule.read, memory, signals.query)
@@ -79,6 +92,43 @@ def push(
         documents=documents,
     )
     return StreamOutput(memory, pending, output, access)
+
+
+def _write_at_once(
+    rule: Any,
+    memory: Memory,
+    signals: Signals,
+    num_real: Int[Array, " groups"] | None,
+    documents: queue.NewDocuments | None,
+) -> tuple[Memory, jax.Array, Any]:
+    """The memory after a piece, and what its tokens read after their own writes."""
+    groups, _, length = signals.gate.shape
+    count = jnp.full((groups,), length, jnp.int32) if num_real is None else num_real
+
+    def within(memory: Memory, piece: Signals, count: jax.Array) -> tuple[Memory, Any]:
+        size = piece.gate.shape[2]
+        own = jnp.arange(size, dtype=jnp.int32)[None, None] < count[:, None, None]
+        real = ((piece.mask != 0) & own).astype(piece.gate.dtype)
+        weights = WriteWeights(piece.gate * real, jnp.ones_like(real), real)
+        chunk = rule.chunk(piece.query, piece.value, weights)
+        memory, output, access, _ = rule.run_groups(memory, chunk, chunk_size=size)
+        return memory, (output, access)
+
+    if documents is None:
+        memory, (output, access) = within(memory, signals, count)
+        return memory, output, access
+    memory, (output, access) = in_documents(
+        within,
+        memory,
+        documents.memory,
+        signals,
+        count=count,
+        starts=documents.starts,
+        # A document goes on from one unit to the next, so that units may have any size.
+        unit=UnitSize(min(length, _UNIT)),
+        position=jnp.zeros_like(count),
+    )
+    return memory, output, access
 
 
 def read_documents(
@@ -124,7 +174,6 @@ def waiting_chunk(
     Args:
       rule: whose chunk it is.
       signals: of the tokens, those that hold their targets included; leaves `[members, ...]`.
-      size: tokens of the chunk.
       written: `[1, length]`, 1 for the tokens that the chunk is limited to; None: all.
     """
 

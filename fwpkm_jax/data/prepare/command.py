@@ -13,14 +13,14 @@ from fwpkm_jax.data.tokenizers import MISTRAL_V1
 from fwpkm_jax.io.options import read_options
 from fwpkm_jax.io.terminal import report
 from fwpkm_jax.lazy_imports import LazyRegistry
-from fwpkm_jax.literals import check_literals, nearest
+from fwpkm_jax.literals import Checked, nearest
 
 _PROGRAM = "fwpkm_jax.data.prepare"
 _PAPER = "fwpkm_jax.paper.data"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AbstractSource(abc.ABC):
+class AbstractSource(Checked, abc.ABC):
     """What to write down, and how: the options of every source."""
 
     input: str
@@ -40,9 +40,6 @@ class AbstractSource(abc.ABC):
     """Threads of the tokenizer."""
     save_seconds: float = 30.0
     """Least time between two points from which a killed command can continue."""
-
-    def __post_init__(self) -> None:
-        check_literals(self)
 
     @property
     def folder(self) -> Path:

@@ -71,7 +71,6 @@ def prepare(
     manifest, and those of the files read that still exist.
 
     Args:
-      source: the documents.
       out: the `.bin` file; index and manifest get its name, with `.idx` and `.json`.
       tokenizer: as for `load_tokenizer`.
       layout: "l4096" or "stream".
@@ -247,10 +246,6 @@ def _checksum(file: AbstractDataFile) -> dict[str, Any]:
     return {"bytes": file.size, "sha256": file.sha256()}
 
 
-def _local_checksum(path: Path) -> dict[str, Any]:
-    return _checksum(LocalFile(str(path), path))
-
-
 def _shortfall(manifest: Manifest) -> str:
     """The message about a source that ended before any of its limits."""
     held = {
@@ -271,7 +266,7 @@ def _manifest(out: Path, state: State) -> Manifest:
         "read": state["read"],
         "written": {name: state["written"][name] for name in ("entries", "tokens")},
         "inputs": dict(sorted(state["inputs"].items())),
-        "outputs": {file.name: _local_checksum(file) for file in final_files(out)},
+        "outputs": {x.name: _checksum(LocalFile(str(x), x)) for x in final_files(out)},
     }
 
 
@@ -287,7 +282,8 @@ def _check_absent(out: Path) -> None:
 def _check_complete(out: Path, manifest: Manifest, job: dict[str, Any], source: Source) -> None:
     _check_same_job(manifest["job"], job, what=f"{out}, with its .idx and .json,")
     for file in final_files(out):
-        if not file.exists() or _local_checksum(file) != manifest["outputs"][file.name]:
+        written = manifest["outputs"][file.name]
+        if not file.exists() or _checksum(LocalFile(str(file), file)) != written:
             raise ValueError(
                 f"{file} is not the file its manifest {out.stem}.json describes; delete all three "
                 "and run the command again."

@@ -142,7 +142,6 @@ class BucketFile(AbstractDataFile):
 
     def identity(self, *, sampled: bool) -> str:
         """The hash that the store keeps of it; where it keeps none, that of its bytes."""
-        del sampled
         info = self._info
         for name in ("md5Hash", "crc32c", "ETag", "etag"):
             if info.get(name):
@@ -170,17 +169,11 @@ class HubFile(AbstractDataFile):
         return open_file(fetch_file(self.repository, self.path))
 
     def identity(self, *, sampled: bool) -> str:
-        del sampled
         return self.object_id
 
 
 def check_data_path(path: str, name: str) -> None:
-    """Raises ValueError for an address that data are not read from; asks no server.
-
-    Args:
-      path: of a source of text.
-      name: of the setting that names it.
-    """
+    """Raises ValueError for an address that data are not read from; asks no server."""
     scheme = scheme_of(path)
     if scheme == HUB:
         check_hub_name(path, name)
@@ -224,9 +217,12 @@ def _local_files(name: str) -> list[AbstractDataFile]:
     found = [str(x) for x in root.rglob("*") if x.is_file() and is_named(str(x), str(path))]
     if not found and not path.exists():
         prepared = path.suffix == ".bin"
-        way_out = ", or write it with `python -m fwpkm_jax.data.prepare`" if prepared else ""
+        way_out = (
+            ", or write it: docs/howto/data.md has the commands for the paper's files (`python -m "
+            "fwpkm_jax.data.prepare`) and for ids of your own"
+        )
         raise FileNotFoundError(
-            f"There is no file or folder {path.absolute()}; check the path{way_out}."
+            f"There is no file or folder {path.absolute()}; check the path{way_out * prepared}."
         )
     return chosen({below(x, str(root)): LocalFile(x, Path(x)) for x in found}, str(path))
 

@@ -86,7 +86,6 @@ def encoded(
 
     Args:
       pieces: of documents, in order.
-      tokenizer: encodes them.
       together: see `read_tokens`.
       num_threads: of the tokenizer; None: one for each processor.
     """

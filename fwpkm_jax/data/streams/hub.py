@@ -93,7 +93,6 @@ def checked_commit(name: str, sha: object, wanted: str | None) -> str:
     """The commit that a hub names; refuses another form, because it becomes part of a path.
 
     Args:
-      name: of the repository.
       sha: what the hub names.
       wanted: the revision that was asked for; if it is a commit, the hub must name the same.
     """
@@ -112,7 +111,6 @@ def files_at(client: Any, api: Any, name: str, commit: str, kind: str) -> list[A
     Args:
       client: from `hub_client`.
       api: the client's `HfApi`.
-      name: of the repository.
       commit: of it.
       kind: "model" or "dataset".
     """
@@ -148,9 +146,6 @@ def fetch_file(repository: HubName, path: str) -> Path:
 
 def hub_client(done: str) -> Any:
     """The client, which only some installations have.
-
-    Args:
-      done: what it does, for the message.
 
     Raises:
       ImportError: it is not installed.
@@ -190,14 +185,7 @@ def _check_answer(response: Any) -> None:
 
 @contextlib.contextmanager
 def asking(client: Any, name: str, revision: str | None, *, what: str = "model") -> Iterator[None]:
-    """Turns what the client raises into one line that says what to do.
-
-    Args:
-      client: from `hub_client`.
-      name: of the repository.
-      revision: of it.
-      what: it is: a model or a data set.
-    """
+    """Turns what the client raises into one line that says what to do."""
     errors, hub = client.errors, without_login(client.constants.ENDPOINT)
     try:
         yield

@@ -4,8 +4,6 @@ Grain's own datasets mix the sources, shuffle within windows, make batches and r
 module gives them rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -50,7 +48,7 @@ class StreamedTokens(grain.IterDataset):
         self.files, self.tokenizer, self.field = tuple(files), tokenizer, field
         self.row_length, self.order_seed, self.epochs = row_length, seed, epochs
 
-    def __iter__(self) -> TokensIterator:
+    def __iter__(self) -> "TokensIterator":
         return TokensIterator(self)
 
     def order(self, epoch: int) -> list[int]:
@@ -141,7 +139,6 @@ def stream_batches(
 
     Args:
       rows: token ids of a row each.
-      batch_size: rows of a batch.
       kept: which rows of each batch this process needs; None: all. Every process reads all text:
         which document a row begins with is known only after the text before it was encoded.
       eos_id: rows have segment ids if it is given; see `packing.PackedRows`.

@@ -25,9 +25,6 @@ def column_texts(
     """The texts in a column of a batch that are not blank, with the numbers of their rows.
 
     Args:
-      file: that the batch is of.
-      batch: of rows.
-      field: the column's name.
       first: number of the batch's first row.
       start: of the first row to read.
 

@@ -44,13 +44,7 @@ def escape(text: object) -> str:
 
 
 def page(title: str, *body: str, style: str = "") -> str:
-    """The markup of a whole page.
-
-    Args:
-      title: text of the heading and of the browser's tab.
-      *body: markup, in order.
-      style: CSS rules in addition to the common ones.
-    """
+    """The markup of a whole page."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -3,8 +3,6 @@
 matplotlib (extra `plots`) is imported when a plot is drawn.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import cache
@@ -43,20 +41,20 @@ def _say_that_nothing_is_drawn() -> None:
     logger.warning("No plots: matplotlib is not installed; run: pip install -e '.[plots]'")
 
 
-def blank_figure(width: float, height: float) -> Figure:
+def blank_figure(width: float, height: float) -> "Figure":
     """A figure without axes, `width` by `height` inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
+def new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
     """A figure of one pair of axes, `width` by `height` inches."""
     figure = blank_figure(width, height)
     return figure, figure.subplots()
 
 
-def add_legend(axes: Axes, **options: Any) -> None:
+def add_legend(axes: "Axes", **options: Any) -> None:
     """Adds a legend above the axes on the right, where no curve crosses it."""
     legend = axes.legend(
         loc="lower right", bbox_to_anchor=(1.01, 0.99), borderaxespad=0, frameon=False,
@@ -67,12 +65,12 @@ def add_legend(axes: Axes, **options: Any) -> None:
         entry.set(color=handle.get_color(), weight="bold")
 
 
-def count_in_thousands(axis: Axis) -> None:
+def count_in_thousands(axis: "Axis") -> None:
     """Labels ticks in thousands, such as 4K."""
     axis.set_major_formatter(lambda value, _: f"{value / 1000:g}K" if value else "0")
 
 
-def style_axes(axes: Axes) -> None:
+def style_axes(axes: "Axes") -> None:
     """Gives the axes two thin spines and a faint horizontal grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
@@ -81,20 +79,20 @@ def style_axes(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def set_title(axes: Axes, title: str, subtitle: str) -> None:
+def set_title(axes: "Axes", title: str, subtitle: str) -> None:
     """Sets a bold title on the left and a grey line of text below it."""
     axes.set_title(title, loc="left", weight="bold", fontsize=11, pad=20)
     axes.text(0, 1.02, subtitle, transform=axes.transAxes, color=GREY, fontsize=9)
 
 
-def finish(axes: Axes, title: str, subtitle: str, **properties: Any) -> None:
+def finish(axes: "Axes", title: str, subtitle: str, **properties: Any) -> None:
     """Styles axes on which all is drawn, and sets what `Axes.set` takes, such as labels."""
     axes.set(**properties)
     style_axes(axes)
     set_title(axes, title, subtitle)
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
+def save_figure(figure: "Figure", path: Path) -> Path:
     """Writes the figure, creates its directory if needed, and returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:

@@ -110,7 +110,6 @@ class HarnessModel(_Base):
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
         """Token ids of a text, with the first token in front where `add_bos` asks for it."""
-        del kwargs
         ids = self._tokens.encode(string).tolist()
         first = self._add_bos if add_special_tokens is None else False
         return [self.prefix_token_id, *ids] if first else ids
@@ -118,7 +117,6 @@ class HarnessModel(_Base):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        del kwargs
         texts = [self._text(text, *tokens) for text, *tokens in requests]
         scores = [parts[0] for parts in self._score(texts)]
         found = [(score.nats, score.greedy) for score in scores]
@@ -132,7 +130,6 @@ class HarnessModel(_Base):
         Raises:
           ValueError: a question is asked for, which whole texts have not.
         """
-        del disable_tqdm
         if self._question_from is not None:
             raise ValueError(
                 f"question_from={self._question_from!r}: a task scores whole texts, which have no "
@@ -153,7 +150,6 @@ class HarnessModel(_Base):
         Raises:
           ValueError: a task asks for sampling.
         """
-        del disable_tqdm
         arguments = [request.args for request in requests]
         # Requests whose stops or lengths differ are read apart, as in the harness' own backend.
         groups: dict[str, list[int]] = {}

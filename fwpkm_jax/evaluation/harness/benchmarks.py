@@ -89,7 +89,6 @@ def _task_manager(config: HarnessConfig, *, tokenizer: str) -> Any:
     """The harness' index of tasks, with those of this package and of `include_path`.
 
     Args:
-      config: names and options.
       tokenizer: the run's, which tasks that generate texts measure them by.
 
     Raises:

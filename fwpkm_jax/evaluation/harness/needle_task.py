@@ -16,12 +16,10 @@ def samples(
     """Haystacks, questions and answers as the harness takes them, by split.
 
     Args:
-      words: of a haystack.
       samples: number of haystacks; fewer if the books are too short.
       seed: of keys, numbers and places.
       **metadata: what other tasks are told.
     """
-    del metadata
     datasets = importlib.import_module("datasets")  # The harness', which calls this.
     books = text_sources(TextData(train_paths=(TRAIN,), valid_paths=(TRAIN,), tokenizer="bytes"))
     texts = texts_of(books, load_tokenizer("bytes"))

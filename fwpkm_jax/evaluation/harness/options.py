@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fwpkm_jax.evaluation.interface import Passes
 from fwpkm_jax.evaluation.readers.batch_reader import ReadingOptions
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Bound, Count, Natural, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class HarnessConfig(ReadingOptions):
     data: tuple[str, ...] = ()
     """TASK=FILE: a task's documents from a local file of JSON lines in place of the hub. For tasks
     of LongBench also its data.zip or a folder of it."""
-    num_fewshot: int | None = None
+    num_fewshot: Natural | None = None
     """Solved examples in front of each question; None: what the task says."""
     question_from: str | None = None
     """The words that begin a question. The last place where a context has them parts the document
@@ -34,20 +34,20 @@ class HarnessConfig(ReadingOptions):
     """Write the memory while reading, keep it frozen, or do one after the other and compare."""
     yarn_factor: float | None = None
     """YaRN's factor for rotary positions. None: positions as trained."""
-    yarn_original_length: int = 1024
+    yarn_original_length: Count = 1024
     """YaRN's original context length."""
-    max_length: int | None = None
+    max_length: Annotated[int, Bound(2)] | None = None
     """Tokens that a request may have; longer contexts lose their start, and rolling texts are cut
     into windows, between which the memory goes on. None: read whole."""
     add_bos: bool = False
     """Put the tokenizer's first token in front of every context, as the harness' own backend does
     for tokenizers that add it (Llama's)."""
-    max_documents: int | None = None
+    max_documents: Count | None = None
     """Documents of each task at most."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, max_documents=1, yarn_original_length=1, num_fewshot=0, max_length=2)
+        check_fields(self)
         if self.question_from == "":
             raise ValueError("question_from='' begins no question; give its first words.")
         if self.question_from is None and (self.readings > 1 or self.attention == "question"):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fwpkm_jax.literals import check_least, check_literals
+from fwpkm_jax.literals import Count, Natural, check_fields
 
 # Largest haystack in words for each factor; longer haystacks use the last factor.
 _PAPER_FACTORS = ((4000, None), (8000, 4.0), (16_000, 8.0), (32_000, 16.0), (128_000, 64.0))
@@ -13,18 +13,17 @@ _PAPER_FACTORS = ((4000, None), (8000, 4.0), (16_000, 8.0), (32_000, 16.0), (128
 class SampleSettings:
     """What is hidden in a haystack and where."""
 
-    num_needles: int = 5
+    num_needles: Count = 5
     """Needles per haystack, one of which is asked for."""
-    key_characters: int = 4
+    key_characters: Count = 4
     """Hexadecimal characters of a needle's key."""
-    value_digits: int = 6
+    value_digits: Count = 6
     """Digits of a needle's number, and tokens decoded for an answer."""
     depths: tuple[float, ...] = ()
     """Depths of the targets in percent, used in turn. Empty: uniform over the haystack."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
-        check_least(self, num_needles=1, key_characters=1, value_digits=1)
+        check_fields(self)
         if any(not 0 <= depth <= 100 for depth in self.depths):
             raise ValueError(f"depths={self.depths} must be percentages from 0 to 100.")
 
@@ -40,9 +39,9 @@ class NeedleConfig:
     the checkpoint's memory."""
     depths: tuple[float, ...] = ()
     """Depths of the targets in percent, used in turn. Empty: uniform over the haystack."""
-    samples: int = 500
+    samples: Count = 500
     """Haystacks per length; fewer if the text is too short."""
-    seed: int | None = None
+    seed: Natural | None = None
     """Seed of keys, numbers, depths and targets. None: the run's. Models that read the same text
     with the same seed are asked the same questions."""
     mode: Literal["paper", "reference"] = "paper"
@@ -50,7 +49,7 @@ class NeedleConfig:
     read together with the haystack, before the write, as in the release."""
     write: bool = True
     """Write the readings into the memory. Off: it stays as the checkpoint has it."""
-    chunk_size: int | Literal["text", "model"] = "text"
+    chunk_size: Count | Literal["text", "model"] = "text"
     """Tokens per write. text: one write per reading, of all its tokens. model: the model's chunk
     size, as in training; FwMLP may need it, because one step on a whole text can diverge. LaCT
     always uses its own chunk size."""
@@ -62,19 +61,16 @@ class NeedleConfig:
     4 up to 8000, 8 up to 16,000, 16 up to 32,000, 64 beyond. None: positions as trained."""
     yarn_original_length: int = 1024
     """YaRN's original context length; the release uses 1024 although it trained on 4096."""
-    piece_length: int = 512
+    piece_length: Count = 512
     """Tokens read per call; limits the device memory needed and does not change results."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
+        check_fields(self)
         _ = self.settings  # Checked here.
         for name in ("haystack_words", "readings"):
             values = getattr(self, name)
             if not values or min(values) < 1:
                 raise ValueError(f"{name}={values} must name numbers of at least 1.")
-        check_least(self, samples=1, piece_length=1, seed=0)
-        if isinstance(self.chunk_size, int):
-            check_least(self, chunk_size=1)
 
     @property
     def settings(self) -> SampleSettings:

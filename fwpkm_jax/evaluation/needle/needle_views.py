@@ -1,7 +1,5 @@
 """The table, the plots and the finding of needle results."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,11 +74,10 @@ def plot(record: Record, directory: Path) -> list[Path]:
     return [bars, _save_depths(runs, lengths, directory / "needle_depth.png")]
 
 
-def _stacked_bars(axes: Axes, bars: Mapping[str, Sequence[Record]]) -> None:
+def _stacked_bars(axes: "Axes", bars: Mapping[str, Sequence[Record]]) -> None:
     """Draws a bar for each name; its levels are the shares after each number of readings.
 
     Args:
-      axes: axes to draw on.
       bars: rows of `results.runs` of one model and length, by the bar's label.
     """
     readings = sorted({run["readings"] for runs in bars.values() for run in runs})
@@ -109,7 +106,7 @@ def _stacked_bars(axes: Axes, bars: Mapping[str, Sequence[Record]]) -> None:
     )  # fmt: skip
 
 
-def _progress(axes: Axes, runs: Sequence[Record]) -> None:
+def _progress(axes: "Axes", runs: Sequence[Record]) -> None:
     """Right answers against samples seen: a bend shows that earlier samples help or disturb."""
     readings = sorted({run["readings"] for run in runs})
     lengths = sorted({run["words"] for run in runs})
@@ -155,7 +152,8 @@ def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path
             if not np.isnan(right):
                 axes.text(column, row, f"{right:.2f}", ha="center", va="center", fontsize=7.5,
                           color="white" if right > 0.6 else style.TEXT)  # fmt: skip
-        axes.set_xticks(range(len(lengths)), [_short(words) for words in lengths])
+        short = [f"{words}" if words < 1000 else f"{words / 1000:g}K" for words in lengths]
+        axes.set_xticks(range(len(lengths)), short)
         axes.set_yticks(np.arange(DEPTH_BINS + 1) - 0.5, [str(10 * n) for n in range(11)])
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0, labelsize=8.5, colors=style.TEXT)
@@ -169,11 +167,6 @@ def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     bar.ax.tick_params(length=0, labelsize=8.5, colors=style.TEXT)
     return style.save_figure(figure, path)
-
-
-def _short(words: int) -> str:
-    """A short label such as 700 or 4K."""
-    return f"{words}" if words < 1000 else f"{words / 1000:g}K"
 
 
 def _shade(order: int, number: int) -> str:

@@ -45,9 +45,10 @@ def open_reader(
     fast_weight = model.config.fast_weight
     chunk_size: ChunkSize
     match config.chunk_size:
-        case "text":
+        case "text" if not fast_weight.rule.reads_own_writes:
             chunk_size = "flush"
-        case "model":
+        # What reads its own writes has written the text when it has read it.
+        case "text" | "model":
             chunk_size = fast_weight.chunk_size
         case number:
             chunk_size = number

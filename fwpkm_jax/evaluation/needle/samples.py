@@ -56,8 +56,6 @@ def build_samples(
     """Samples from texts in order; keys are unique over all samples.
 
     Args:
-      texts: pairs of id and text.
-      settings: needles and their depths.
       words: whitespace words of a haystack. Haystacks are consecutive pieces of a text and do not
         overlap; a piece with fewer than half of these words is skipped.
       seed: seed of keys, values, depths and targets; it determines the samples.

@@ -21,7 +21,7 @@ from fwpkm_jax.evaluation.readers.stream_reader import flush, label_losses, rese
 from fwpkm_jax.evaluation.record import first_group
 from fwpkm_jax.generation import GenerationState, Sampling, generate, init_generation
 from fwpkm_jax.generation.prompts import split_prompts
-from fwpkm_jax.literals import check_least, check_literals
+from fwpkm_jax.literals import Checked, Count
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 _LEAST_ROOM = 128  # Smallest capacity of full attention's cache; the others are 2, 4, ... times it.
@@ -30,27 +30,23 @@ _EMPTY = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingOptions:
+class ReadingOptions(Checked):
     """How texts are read side by side."""
 
     memory_reset: Literal["text", "never"] = "text"
     """text: every text starts from the checkpoint's memory. never: the memory goes on from text to
     text, in the order given; needs a batch size of 1."""
-    batch_size: int = 8
+    batch_size: Count = 8
     """Texts read side by side; each has its own copy of a memory that is written."""
-    chunk_size: int | None = None
+    chunk_size: Count | None = None
     """Tokens per write. None: the model's."""
-    piece_length: int = 512
+    piece_length: Count = 512
     """Tokens read per call; limits the device memory needed and does not change results."""
-    readings: int = 1
+    readings: Count = 1
     """How often a document is read, and written to its end, before its question."""
     attention: Literal["document", "question"] = "document"
     """Where attention and recurrent layers start before an answer. question: they are emptied
     before the question, so that only the memory knows the document."""
-
-    def __post_init__(self) -> None:
-        check_literals(self)
-        check_least(self, batch_size=1, chunk_size=1, piece_length=1, readings=1)
 
 
 class Part(NamedTuple):

@@ -18,12 +18,7 @@ def likeliest(logits: jax.Array) -> jax.Array:
 
 
 def require_finite(losses: np.ndarray, *, where: str) -> np.ndarray:
-    """The losses, or a ValueError if one is not finite.
-
-    Args:
-      losses: negative log probabilities.
-      where: what was read, for the message.
-    """
+    """The losses, or a ValueError if one is not finite."""
     bad = int(np.size(losses) - np.count_nonzero(np.isfinite(losses)))
     if bad:
         raise not_finite(where, f"{bad:,} of {np.size(losses):,} log probabilities are")

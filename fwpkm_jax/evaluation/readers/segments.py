@@ -19,7 +19,6 @@ def split_into_segments(
 
     Args:
       num_tokens: length of the document, its last token included.
-      segment_length: inputs of a full segment.
       segmentation: "overlap" steps by `segment_length` and shares one token between neighbours, so
         every token but the first is a label once. "reference" follows the authors' release, whose
         starts and ends drift apart: segment k starts at `(segment_length + 1) * k` but ends where
@@ -48,7 +47,6 @@ def piece_sizes(segment_length: int, *, devices: int = 1) -> tuple[int, ...]:
     and only these few sizes are compiled.
 
     Args:
-      segment_length: tokens of a full segment.
       devices: share each piece, whose length is a multiple of their number.
     """
     whole = -(-segment_length // devices)
@@ -64,7 +62,6 @@ def cut_into_pieces(length: int, sizes: tuple[int, ...]) -> list[int]:
     """Sizes that add up to `length`, or to a little more than it, largest first.
 
     Args:
-      length: tokens to cover.
       sizes: allowed sizes, longest first (`piece_sizes`); the sum is less than the last size more
         than `length`.
     """
@@ -76,12 +73,7 @@ def cut_into_pieces(length: int, sizes: tuple[int, ...]) -> list[int]:
 
 
 def pad_into_pieces(length: int, sizes: tuple[int, ...]) -> list[int]:
-    """The largest size as often as it fits, then the smallest one that holds the rest.
-
-    Args:
-      length: tokens to cover.
-      sizes: allowed sizes, longest first.
-    """
+    """The largest size as often as it fits, then the smallest one that holds the rest."""
     count, rest = divmod(length, sizes[0])
     return [sizes[0]] * count + [min(size for size in sizes if size >= rest)] * (rest > 0)
 

@@ -69,7 +69,6 @@ class SlotLog:
         """A slot's latest write; None if the slot was never written.
 
         Args:
-          slot: id of the slot.
           tokens: all tokens read, in order.
           lookahead: distance from a query to its target.
           num_writes: writes into the memory so far.

@@ -92,7 +92,6 @@ def write_rows(
     """The memory after a batch of rows was read, and gates `[batch, length]` by memory layer.
 
     Args:
-      graphdef: the model's structure.
       params: its slow weights.
       memory: fast weights, leaves `[groups, ...]`; its buffers are reused.
       tokens: `[batch, length + 1]`; the last token of a row is not read.
@@ -121,7 +120,6 @@ def frozen_row_losses(
     """Mean loss of each row in nats, `[batch]`, with writing disabled.
 
     Args:
-      graphdef: the model's structure.
       params: its slow weights.
       memory: fast weights, leaves `[groups, ...]`.
       tokens: `[batch, length + 1]`; labels are the inputs shifted by one.

@@ -58,7 +58,8 @@ def write_report(run: str | Path) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         results = [_result(path, record, Path(folder)) for path, record in found.items()]
         summary = run / "results.json"
-        sections = [*(results or [_not_evaluated()]), _glossary()]
+        nothing = html.paragraph("There are no results yet; fwpkm eval RUN adds them to this page.")
+        sections = [*(results or [_section("Results", [nothing], [])]), _glossary()]
         with _showing(run / "config.json", otherwise=_COPY):
             model = words.describe_model(config, None)
             task = words.describe_task(config)
@@ -84,11 +85,6 @@ def _section(title: str, texts: Sequence[str], shown: Sequence[str]) -> str:
         return f"<section>{text}</section>"
     beside = "\n".join(shown)
     return f'<section class="columns"><div>{text}</div><div>{beside}</div></section>'
-
-
-def _not_evaluated() -> str:
-    text = html.paragraph("There are no results yet; fwpkm eval RUN adds them to this page.")
-    return _section("Results", [text], [])
 
 
 def _training(run: Path, folder: Path) -> str:

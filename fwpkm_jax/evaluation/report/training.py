@@ -1,7 +1,5 @@
 """Training curves of a run, from its `metrics.jsonl`."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from pathlib import Path
@@ -118,7 +116,7 @@ def describe_memory_curves(metrics: dict[str, Curve]) -> str:
     )
 
 
-def _plot_loss(axes: Axes, metrics: dict[str, Curve]) -> None:
+def _plot_loss(axes: "Axes", metrics: dict[str, Curve]) -> None:
     _line(axes, metrics["loss"], style.BLUE, "training")
     if "valid/loss" in metrics:
         steps, losses = metrics["valid/loss"]
@@ -128,7 +126,7 @@ def _plot_loss(axes: Axes, metrics: dict[str, Curve]) -> None:
     _finish(axes, "nats per token", "Loss")
 
 
-def _line(axes: Axes, curve: Curve, color: str, label: str | None) -> None:
+def _line(axes: "Axes", curve: Curve, color: str, label: str | None) -> None:
     stretch = -(-len(curve.steps) // _POINTS)
     cuts = range(0, len(curve.steps), stretch)
     steps, values = (
@@ -137,7 +135,7 @@ def _line(axes: Axes, curve: Curve, color: str, label: str | None) -> None:
     axes.plot(steps, values, color=color, lw=1.6, label=label)
 
 
-def _finish(axes: Axes, label: str, title: str) -> None:
+def _finish(axes: "Axes", label: str, title: str) -> None:
     style.finish(axes, title, "", xlabel="training step", ylabel=label)
     if axes.get_xlim()[1] > 5000:
         style.count_in_thousands(axes.xaxis)

@@ -1,7 +1,5 @@
 """The `config.json` of a model: what a family's code must be told to compute the same."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -50,7 +48,7 @@ class _Layers(NamedTuple):
     configs: tuple[AbstractMixerConfig, ...]
 
     @staticmethod
-    def of(model: ModelConfig) -> _Layers:
+    def of(model: ModelConfig) -> "_Layers":
         configs, kinds = model.mixer_configs, []
         for mixer, config in zip(model.mixers, configs, strict=True):
             if isinstance(config, AttentionConfig):
@@ -69,10 +67,6 @@ class _Layers(NamedTuple):
 
 def config_text(model: ModelConfig, *, context: int) -> dict[str, Any]:
     """The `config.json` of the first family that computes what the model does without memories.
-
-    Args:
-      model: the model.
-      context: tokens that it was trained on at once, `max_position_embeddings`.
 
     Raises:
       ValueError: no family computes the same; the message names what is closest, and why not.

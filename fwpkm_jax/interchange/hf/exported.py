@@ -80,7 +80,6 @@ def export_model(
       most_bytes: of one file.
       name: `owner/name` on the hub, for the folder's card; None: the folder's own name.
       license_name: of the model, such as `apache-2.0`, for the card; None: it has none.
-      say: prints a line.
 
     Returns:
       The folder.
@@ -207,7 +206,6 @@ def push_model(
       weights: as in `load_run`.
       private: whether a repository that is made can be seen by its owner alone.
       license_name: as in `export_model`.
-      say: prints a line.
 
     Returns:
       The address of the commit.

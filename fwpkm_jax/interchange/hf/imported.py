@@ -65,7 +65,6 @@ def import_model(
       mesh: devices that the weights are read onto; the run's own.
       revision: of a model on the hub: branch, tag or commit; None: the main branch.
       files: the tensors, where they are not in the folder.
-      say: prints a line.
 
     Returns:
       The run's directory.
@@ -113,7 +112,6 @@ def fetched(
       source: a path, or `owner/name` of a model on the hub, which is fetched.
       fetch: fetches it, as `fetch_folder`.
       revision: branch, tag or commit on the hub.
-      say: prints a line.
 
     Raises:
       ValueError: a revision is given for a path. See also `fetch_folder`.
@@ -139,8 +137,6 @@ def first_data(
       folder: of the model, which may have a tokenizer.
       kept: where the run will keep the tokenizer. In a bucket the run names its address, so that
         it is found from any machine.
-      model: that is imported.
-      say: prints a line.
 
     Raises:
       OutsideFileError: the tokenizer is not the model's, or is damaged.

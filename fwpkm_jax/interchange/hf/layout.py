@@ -298,7 +298,6 @@ def _stacked(theirs: str, kinds: Sequence[str], number: int, shape: Shape) -> Pa
         return made
 
     def unpack(array: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
-        del shapes
         return [x.T for of_expert in array for x in np.split(of_expert, len(kinds), axis=1)]
 
     return Part(names, (shape,) * len(names), pack, unpack)

@@ -57,10 +57,6 @@ def unread_memory(model: ModelConfig, model_type: str) -> str | None:
 def hybrid_text(model: ModelConfig, *, context: int) -> dict[str, Any]:
     """The `config.json` of a model of Gated DeltaNet, attention, MLPs, PKMs and FwPKM.
 
-    Args:
-      model: the model.
-      context: tokens that it was trained on at once.
-
     Raises:
       ValueError: it has something else; the message names it.
     """

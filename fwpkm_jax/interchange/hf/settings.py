@@ -115,11 +115,9 @@ class _Reader(Values):
             )
         return _ACTIVATIONS[activation]
 
-    def _layers(self) -> int:
-        return self.count("num_hidden_layers", most=_MOST_LAYERS)
-
     def _layer_types(self) -> list[str]:
-        number, kinds = self._layers(), self.get("layer_types")
+        number = self.count("num_hidden_layers", most=_MOST_LAYERS)
+        kinds = self.get("layer_types")
         if kinds is not None and not (
             isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
         ):

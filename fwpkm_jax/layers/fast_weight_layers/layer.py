@@ -27,38 +27,32 @@ from fwpkm_jax.layers.fast_weight_layers.steps import (
     token_gradients,
 )
 from fwpkm_jax.layers.parameters import LogicalAxes, Role, parameter
-from fwpkm_jax.literals import check_above_0, check_least, check_literals, check_share
+from fwpkm_jax.literals import Checked, Count, OpenShare, Positive
 
 Readout = tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]
 """The head's matrix and bias."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FastWeightLayerConfig:
+class FastWeightLayerConfig(Checked):
     """A Fast Weight Layer between a decoder's last norm and its head."""
 
-    hidden_dim: int = 768
+    hidden_dim: Count = 768
     """Width between its two matrices."""
-    chunk_size: int = 64
+    chunk_size: Count = 64
     """Tokens whose steps are summed at once; changes speed, and results only by rounding."""
     steps: Literal["all", "output_bias", "none"] = "all"
     """What moves: the layer's tensors; the bias of the head's logits alone, which can do no more
     than repeat tokens seen before, as an ablation; or nothing. all and none have the same
     parameters, so a model trained with one may be evaluated with the other."""
-    segment_length: int | None = None
+    segment_length: Count | None = None
     """The recurrent form: of the steps on segments of so many tokens, those before the last one
     fade by a learned factor with each segment. None: no step fades."""
-    initial_rate: float = 1e-4
+    initial_rate: Positive = 1e-4
     """Step size of every tensor before training, which learns one for each. The steps of all tokens
     add up: at 1,024 tokens 0.01 made a small model worse (docs/explanation/family.md)."""
-    initial_decay: float = 0.9
+    initial_decay: OpenShare = 0.9
     """Share of a tensor's faded steps kept per segment before training."""
-
-    def __post_init__(self):
-        check_literals(self)
-        check_least(self, hidden_dim=1, chunk_size=1, segment_length=1)
-        check_above_0(self, "initial_rate")
-        check_share(self, "initial_decay", zero=False, one=False)
 
 
 class HeadInputs(NamedTuple):
@@ -182,8 +176,6 @@ class FastWeightLayer(nnx.Module):
         Args:
           x: of this device's tokens, like the next argument.
           tokens: of which `x` was made.
-          readout: of the model.
-          axis: over which the sequence lies.
           mask: of this device's tokens, 1 for real ones.
           starts: true at the first token of each document in this part, never at padding.
           stream: of the tokens before the whole sequence; None: there are none.

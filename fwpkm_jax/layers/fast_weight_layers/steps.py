@@ -138,8 +138,6 @@ def advance_head(
       steps: a `Step` for each tensor.
       sums: a `Sums` for each tensor, of the tokens before the chunk.
       x: the input of `up`.
-      tokens: gradients of the chunk's tokens.
-      segments: where the chunk stands.
     """
     # Tensor by tensor, because each reads what the moved ones before it made.
     up, up_sums = move_matrix(steps.up, x, tokens.x, tokens.up, sums.up, segments)
@@ -170,12 +168,9 @@ def move_matrix(
     """What a matrix's steps add to its output, by strictly causal linear attention; and its sums.
 
     Args:
-      step: of the matrix.
       asks: the tokens' inputs to the matrix now.
       answers: their inputs when the gradients were taken.
-      gradients: of the matrix's output.
       sums: `[batch, wide, narrow]`.
-      segments: where the chunk stands.
     """
 
     def between(weights: jax.Array) -> jax.Array:
@@ -217,9 +212,7 @@ def _move(
     """The steps that a chunk's tokens see, and the sums behind it.
 
     Args:
-      step: of the tensor.
       sums: of the tokens before.
-      segments: where the chunk stands.
       read: from a sum to what it adds to each token.
       between: the same of the chunk's own gradients, from the weight of each for each token
         `[batch or 1, length, length]`.

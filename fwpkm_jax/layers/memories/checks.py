@@ -27,6 +27,17 @@ def check_parts(config: FastWeightConfig, length: int, sequence: SequenceAxis) -
         )
 
 
+def check_sequences(rule: AbstractChunkRule, memory: Memory, batch: int) -> None:
+    """Refuses a memory of several sequences for a rule that writes token by token."""
+    groups = jax.tree.leaves(memory)[0].shape[0]
+    if groups != batch:
+        raise ValueError(
+            f"{type(rule).__name__} with {groups} memories for {batch} sequences: it writes token "
+            "by token, and the tokens of several sequences have no order; give each sequence its "
+            "own (training.memory.groups)."
+        )
+
+
 def check_no_overlay(memory: Memory) -> None:
     """Refuses an overlay, which no mesh takes."""
     if shares(memory):

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_fields
 from fwpkm_jax.rules.base import AbstractChunkRule
 from fwpkm_jax.rules.registry import DEFAULT_RULE, make_rule
 
@@ -60,7 +60,7 @@ class FastWeightConfig:
         return self.gate_output or self.gate_residual
 
     def __post_init__(self):
-        check_literals(self)
+        check_fields(self)
         if isinstance(self.rule, str):
             object.__setattr__(self, "rule", make_rule(self.rule))
         if not isinstance(self.rule, AbstractChunkRule):

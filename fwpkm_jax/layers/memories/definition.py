@@ -30,8 +30,6 @@ def read_and_write(
     """What the block adds to the residual stream, and the memory after the last write.
 
     Args:
-      layer: its weights and its config.
-      x: the residual stream.
       memory: fast weights, leaves `[groups, ...]`; neighbours in the batch share a memory.
       mask: 1 for real tokens, 0 for padding; None: all are real.
     """

@@ -19,6 +19,7 @@ from fwpkm_jax.core.documents import document_numbers, document_positions, same_
 from fwpkm_jax.core.sequence.axis import SequenceAxis, positions_of_part
 from fwpkm_jax.core.sequence.halo import halo_exchange
 from fwpkm_jax.core.sequence.sequential import sequential_pass
+from fwpkm_jax.core.streams.cuts import select
 from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 from fwpkm_jax.core.streams.pending import Signals
 from fwpkm_jax.core.streams.streaming import read_sequences
@@ -97,10 +98,8 @@ def run_documents(
       rule: of one memory.
       memory: of each sequence, leaves `[batch, ...]`.
       signals: the inputs of the memory; `gate` weighs the losses.
-      starts: first tokens of documents.
       mask: 1 for real tokens.
       chunk_size: tokens of a document between two writes.
-      pairing: makes the write weights.
       partition: of the rows over devices. Each reads and writes its own rows; where it holds a part
         of each row, it waits for the memory of the device before, see `_read_part`.
     """
@@ -200,7 +199,6 @@ def _read_rows(
       rule: of one memory.
       memory: before the first token, leaves `[batch, ...]`.
       fresh: before each document, leaves `[batch, ...]`.
-      rows: the tokens.
       chunk_size: tokens of a document between two writes.
     """
 
@@ -217,9 +215,7 @@ def _read_rows(
         after, read = map_memories(step, memory, query, target, weights)
         if rows.ends is not None:
             written = (count == chunk_size) | rows.ends
-            after = jax.vmap(lambda flag, *x: jax.tree.map(lambda a, b: jnp.where(flag, a, b), *x))(
-                written, after, memory
-            )
+            after = select(written, after, memory)
         return after, jax.tree.map(lambda x: x[:, None], read)
 
     memory, read = in_documents(
@@ -231,7 +227,10 @@ def _read_rows(
         starts=rows.starts,
         unit=UnitSize(chunk_size),
         position=rows.position,
-        alone=lambda tokens: read_sequences(rule.read, fresh, tokens[0]),
+        # Where tokens read their own writes, a short document is written, too.
+        alone=None
+        if rule.reads_own_writes
+        else lambda tokens: read_sequences(rule.read, fresh, tokens[0]),
     )
     output, access = jax.tree.map(lambda x: x[:, 0], read)
     return memory, output, access

@@ -34,6 +34,7 @@ from fwpkm_jax.layers.memories.checks import (
     check_initial,
     check_own_memory,
     check_pending,
+    check_sequences,
     check_stream,
 )
 from fwpkm_jax.layers.memories.config import FastWeightConfig
@@ -490,5 +491,7 @@ class FastWeight(nnx.Module):
             sizes={"model": self.query_proj.in_features},
         )
         check_memory(self.config.rule, memory, groups=True)
+        if self.config.rule.reads_own_writes:
+            check_sequences(self.config.rule, memory, sizes["batch"])
         if pending is not None:
             check_pending(pending, memory, batch=sizes["batch"])

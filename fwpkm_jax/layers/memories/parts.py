@@ -35,7 +35,6 @@ def read_or_run(
     """What sequences read, and the memory after them: frozen, or on several devices, or both.
 
     Args:
-      config: of the layer.
       memory: leaves `[groups, ...]`.
       sequence: leaves `[batch, length, ...]`.
       write: False leaves the memory as it is, and reports nothing of writes.
@@ -64,10 +63,8 @@ def run_partitioned(
     """`run_groups` with each device's sequences and its part of the memories.
 
     Args:
-      config: of the layer.
       memory: leaves `[groups, ...]`.
       grouped: the sequences, leaves `[groups, members, length, ...]`.
-      partition: of both over devices.
 
     Raises:
       ValueError: memories or sequences do not divide into the parts of the mesh.

@@ -35,12 +35,10 @@ def advance(
     Args:
       rule: of one memory.
       memory: leaves `[groups, ...]`.
-      pending: the tokens that wait.
       queued: the piece, leaves `[groups, members, length, ...]`; `mask` is the number of each
         token's document, 0 for padding.
       documents: where documents start from a memory of their own, `starts` `[groups, length]`;
         None: nowhere.
-      chunk_size: tokens per write.
       write: False, with `documents`, only reads.
       has_padding: whether there may be any.
       partition: devices that each have whole sequences here; None: one.

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
     from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, MixerMemory
     from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+    from fwpkm_jax.layers.mixers.in_place import InPlaceConfig, InPlaceMLP
     from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
     from fwpkm_jax.layers.mixers.matrix_memory import (
         MatrixMemory,
@@ -37,6 +38,8 @@ __all__ = [
     "AttentionConfig",
     "GatedDeltaNet",
     "GatedDeltaNetConfig",
+    "InPlaceConfig",
+    "InPlaceMLP",
     "LaCT",
     "LaCTConfig",
     "Mask",

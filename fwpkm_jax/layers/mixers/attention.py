@@ -45,20 +45,20 @@ from fwpkm_jax.layers.rotary import (
     apply_rotary,
     rotary_frequencies,
 )
-from fwpkm_jax.literals import check_above_0, check_least, check_literals
+from fwpkm_jax.literals import Count, Positive, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig(AbstractMixerConfig):
     """Shape of a softmax attention layer; the defaults are the paper's."""
 
-    num_heads: int = 12
+    num_heads: Count = 12
     """Query heads."""
-    num_kv_heads: int = 4
+    num_kv_heads: Count = 4
     """Key and value heads, each shared by `num_heads / num_kv_heads` query heads."""
-    head_dim: int = 64
+    head_dim: Count = 64
     """Width of every head."""
-    window: int | None = None
+    window: Count | None = None
     """Tokens a query sees, itself included; None for all before it."""
     rotary_fraction: float = 0.25
     """Share of each head, from its start, that carries the position; 0: none."""
@@ -69,7 +69,7 @@ class AttentionConfig(AbstractMixerConfig):
     may be evaluated with another one."""
     llama3: Llama3Scaling | None = None
     """Llama 3's stretching instead."""
-    linear_scaling: float | None = None
+    linear_scaling: Positive | None = None
     """Divides positions by this instead."""
     gated: bool = True
     """Multiplies the heads' output by the sigmoid of a projection of the input."""
@@ -81,16 +81,14 @@ class AttentionConfig(AbstractMixerConfig):
     """Adds biases in the maps to queries, keys, values and output."""
     output_bias: bool | None = None
     """Whether the map to the output has a bias. None: as `bias` says."""
-    score_dim: int | None = None
+    score_dim: Count | None = None
     """Scores are divided by the square root of this. None: of `head_dim`."""
     backend: AttentionBackend = "auto"
     """Of whole sequences: cudnn runs or raises, xla is plain JAX, auto takes cuDNN where it runs.
     Streams are plain JAX."""
 
     def __post_init__(self):
-        check_literals(self)
-        check_least(self, num_heads=1, num_kv_heads=1, head_dim=1)
-        check_above_0(self, "linear_scaling", "score_dim", "window")
+        check_fields(self)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} is not a multiple of "
@@ -200,13 +198,9 @@ class Attention(AbstractMixer):
         self.k_norm = norm(config.num_kv_heads)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> Cache:
-        """An empty cache.
+        """Full attention keeps `max_length` tokens, and a longer stream attends to the latest ones.
 
-        Args:
-          batch: sequences.
-          max_length: tokens kept by full attention. A longer stream attends to the latest
-            `max_length` tokens only. Windowed attention keeps its window whatever this says.
-          dtype: of the activations.
+        Windowed attention keeps its window whatever `max_length` says.
         """
         capacity = max_length if self.config.window is None else self.config.window
         shape = (batch, capacity, self.config.num_kv_heads, self.config.head_dim)
@@ -240,13 +234,9 @@ class Attention(AbstractMixer):
         before: ReadBefore | None = None,
         axis: SequenceAxis | None = None,
     ) -> tuple[Float[Array, "batch length model"], Cache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.mix`.
+        """See `AbstractMixer.mix`.
 
         Args:
-          x: `[batch, length, model]`.
-          mask: 0 at padding.
-          starts: first tokens of documents.
-          cache: of the tokens before.
           persistent: tokens that every token sees beside its window, as if they stood right before
             its document; the same in each call of a stream.
           before: with `starts`, tokens that stand before each document, in its window.

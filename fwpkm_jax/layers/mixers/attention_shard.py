@@ -35,7 +35,6 @@ def attend_shard(
       key: of this device's tokens.
       value: of this device's tokens.
       at: where these tokens stand in the sequence.
-      axis: over which the sequence lies.
       window: tokens a query sees; None for all before it.
       cache: of the tokens before the whole sequence, equal on all devices.
       mask: of this device's tokens, 0 at padding.

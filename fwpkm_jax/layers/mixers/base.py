@@ -126,7 +126,6 @@ class AbstractMixerConfig(abc.ABC):
         None for a mixer that has no full attention. Training may impose the window on a share of
         its steps (`training.window_probability`).
         """
-        del window
         return None
 
     @property
@@ -353,7 +352,6 @@ class AbstractMixer(nnx.Module):
 
     def capacity(self, cache: Any) -> int | None:
         """The `max_length` that made this cache; None if its size does not depend on it."""
-        del cache
         return None
 
     def grow_cache(self, cache: Any, max_length: int) -> Any:

@@ -38,7 +38,7 @@ from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.parameters import linear_map, parameter
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
-from fwpkm_jax.literals import check_above_0
+from fwpkm_jax.literals import Count, Positive
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.short_convolution import Part, joined_inputs, short_convolution
@@ -48,7 +48,7 @@ from pallas_kernels.short_convolution import Part, joined_inputs, short_convolut
 class GatedDeltaNetConfig(MemoryHeads, AbstractMixerConfig):
     """Shape of a Gated DeltaNet layer; all but `decay_start` are the paper's by default."""
 
-    chunk_size: int = 64
+    chunk_size: Count = 64
     """Tokens solved for at once in plain JAX; changes speed, and results only by rounding."""
     backend: Backend = "auto"
     """Kernels or plain JAX for more than one token: "auto", "reference" or "pallas". The
@@ -57,7 +57,7 @@ class GatedDeltaNetConfig(MemoryHeads, AbstractMixerConfig):
     """Strongest write: 1 replaces what the memory has under a key, 2 turns its sign."""
     activation: Activation = "silu"
     """Of the convolution's output."""
-    norm_eps: float | None = None
+    norm_eps: Positive | None = None
     """Added to the mean square in the gated norm; None: as in the model's other norms."""
 
     def __post_init__(self):
@@ -67,7 +67,6 @@ class GatedDeltaNetConfig(MemoryHeads, AbstractMixerConfig):
                 f"max_strength={self.max_strength} must lie above 0 and at most at 2, or the "
                 "memory grows without bound."
             )
-        check_above_0(self, "norm_eps")
 
     @property
     def conv_channels(self) -> int:
@@ -187,8 +186,6 @@ class GatedDeltaNet(AbstractMixer):
             self.conv_weight[...] = keys_as_queries(taps, config.num_key_heads * keys)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> GatedDeltaNetCache:
-        """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""
-        del max_length
         return empty_cache(self.config, batch, dtype)
 
     @property
@@ -203,10 +200,7 @@ class GatedDeltaNet(AbstractMixer):
         starts: Starts = None,
         cache: GatedDeltaNetCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], GatedDeltaNetCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
-
-        Padding neither writes nor decays nor shifts the convolution.
-        """
+        """Padding neither writes nor decays nor shifts the convolution."""
         packing = None if mask is None else pack_tokens(mask)
         x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
         output, end = mix_heads(

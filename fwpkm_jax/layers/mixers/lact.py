@@ -29,7 +29,7 @@ from fwpkm_jax.layers.mixers.window_cache import AttentionCache, attend_window
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.parameters import Role, linear_map, parameter
 from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
-from fwpkm_jax.literals import check_above_0, check_least
+from fwpkm_jax.literals import Count, Positive, check_fields
 from fwpkm_jax.rules.lact import LaCTMemory, LaCTRule, SwiGLUWeights
 
 _NORM_EPSILON = 1e-5
@@ -39,20 +39,20 @@ _NORM_EPSILON = 1e-5
 class LaCTConfig(AbstractMixerConfig):
     """Shape of a LaCT layer; the defaults are those of the paper's baseline."""
 
-    num_heads: int = 12
+    num_heads: Count = 12
     """Attention heads; they divide the model's width."""
-    num_fast_heads: int = 4
+    num_fast_heads: Count = 4
     """Fast networks per sequence; they divide the model's width."""
-    hidden_dim: int = 192
+    hidden_dim: Count = 192
     """Hidden width of a fast network."""
-    chunk_size: int = 512
+    chunk_size: Count = 512
     """Tokens between two writes."""
-    window: int = 2048
+    window: Count = 2048
     """Tokens that attention sees, the query's own included."""
-    low_rank: int | None = 32
+    low_rank: Count | None = 32
     """Rank of what the initial gate and up matrices add to half the identity; None: both are whole
     matrices, without the identity (-1 in the published code)."""
-    base_rate: float = 1e-3
+    base_rate: Positive = 1e-3
     """Step size where the projection of the rates gives 0."""
     qk_norm: bool = False
     """Norms queries and keys, all heads together, before both uses."""
@@ -74,8 +74,7 @@ class LaCTConfig(AbstractMixerConfig):
     """Stretching of the positions to longer contexts; see `AttentionConfig`."""
 
     def __post_init__(self):
-        check_least(self, num_heads=1, num_fast_heads=1, hidden_dim=1, chunk_size=1, window=1)
-        check_above_0(self, "low_rank", "base_rate")
+        check_fields(self)
         if self.rope_theta <= 1:
             raise ValueError(f"rope_theta={self.rope_theta} must exceed 1; usual is 10000.")
 
@@ -172,8 +171,6 @@ class LaCT(AbstractMixer):
         self.fast_norm = RMSNorm(width, eps=_NORM_EPSILON)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> LaCTCache:
-        """An empty cache; a window needs no `max_length`."""
-        del max_length
         heads, head, window = self.config.num_heads, self.head_dim, self.config.window
         attention = AttentionCache(
             keys=jnp.zeros((batch, window, heads, head), dtype),
@@ -217,10 +214,7 @@ class LaCT(AbstractMixer):
         starts: Starts = None,
         cache: LaCTCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], LaCTCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
-
-        Chunks count each sequence's real tokens from its first.
-        """
+        """Chunks count each sequence's real tokens from its first."""
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
         first = None if cache is None else cache.attention.next_position

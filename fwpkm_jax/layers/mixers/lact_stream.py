@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.chunks import map_groups, merge_groups
+from fwpkm_jax.core.streams.cuts import select
 from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 from fwpkm_jax.core.streams.pending import Pending, init_pending
 from fwpkm_jax.core.streams.queue import push
@@ -47,7 +48,6 @@ def read_whole(rule: LaCTRule, memory: LaCTMemory, tokens: FastTokens, *, chunk_
       rule: of one network.
       memory: leaves `[batch, heads, ...]`.
       tokens: of the sequences from their first token.
-      chunk_size: tokens between two writes.
     """
     batch, length, heads = tokens.query.shape[:3]
     # The last chunk's write would be read by no token.
@@ -82,7 +82,6 @@ def read_documents(
       rule: of one network.
       memory: leaves `[batch, heads, ...]`.
       tokens: of the rows, real tokens first.
-      starts: first tokens of documents.
       chunk_size: tokens of a document between two writes.
     """
 
@@ -93,11 +92,7 @@ def read_documents(
         full = count == chunk_size
 
         def write() -> LaCTMemory:
-            return jax.tree.map(
-                lambda new, old: jnp.where(full.reshape(-1, *[1] * (old.ndim - 1)), new, old),
-                _write(rule, memory, piece),
-                memory,
-            )
+            return select(full, _write(rule, memory, piece), memory)
 
         return jax.lax.cond(jnp.any(full), write, lambda: memory), _read(rule, memory, piece)
 

@@ -1,6 +1,7 @@
 """Any matrix memory as a token mixer."""
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -22,8 +23,9 @@ from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mas
 from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, keys_as_queries
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.parameters import linear_map, parameter
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
-from fwpkm_jax.rules.matrix.base import GateInputs
+from fwpkm_jax.rules.matrix.base import GateInputs, strength_axis
 from pallas_kernels.short_convolution import Part, short_convolution
 
 
@@ -31,7 +33,7 @@ from pallas_kernels.short_convolution import Part, short_convolution
 class MatrixFrame(MemoryHeads):
     """Shape of a layer with a matrix memory, for every rule."""
 
-    decay_rank: int = 16
+    decay_rank: Count = 16
     """Width between the two projections of a decay or a strength per channel."""
 
 
@@ -138,19 +140,22 @@ class MatrixMemory(AbstractMixer):
         decay_bias = bias_initializer(start, learned.decay_bias, learned.decay_of_step)
         strength_bias = bias_initializer(start, learned.strength_bias, learned.strength_of_step)
 
-        def gate(per: str | bool, numbers: int, inputs: str | None, bias: Any) -> nnx.Module:
-            """A projection to numbers per head, by way of a low rank if there are several."""
+        def gate(per: Any, last: tuple[int, ...], numbers: int, inputs: str | None, bias: Any):
+            """A projection to numbers per head, by way of a low rank if channels have their own."""
             biased = {"use_bias": True, "bias_init": bias}
-            if per not in self._channels:
+            numbers *= math.prod(last)
+            if {"pair", "key", "value"}.isdisjoint(per if isinstance(per, tuple) else (per,)):
                 return linear(model_dim, numbers, inputs, **biased)
             # A full projection to every channel would be as large as those of keys and values.
-            up = linear(config.decay_rank, numbers * self._channels[per], None, **biased)
+            up = linear(config.decay_rank, numbers, None, **biased)
             return nnx.Sequential(linear(model_dim, config.decay_rank, None), up)
 
-        decay = gate(rule.decay, heads, None, decay_bias) if learned.decay else None
-        strength = None
+        decay, strength = None, None
+        if learned.decay:
+            decay = gate(rule.decay, self._decay_axis, heads, None, decay_bias)
         if learned.strength:
-            strength = gate(rule.strength, rule.steps * heads, "embed", strength_bias)
+            writes = rule.steps * heads
+            strength = gate(rule.strength, self._strength_axis, writes, "embed", strength_bias)
         self.decay_proj, self.strength_proj = decay, strength
         # As Gated DeltaNet's: uniform in (0, 16]; 1 - u, because log 0 must not occur.
         uniform = 1 - jax.random.uniform(rngs.params(), (heads,), jnp.float32)
@@ -162,8 +167,6 @@ class MatrixMemory(AbstractMixer):
         self.key_bias = None if key_bias is None else parameter(key_bias, "bias")
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> MatrixMemoryCache:
-        """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""
-        del max_length
         config = self.config
         # As many inputs as the convolution looks back on.
         reach = config.conv_width - 1 if self.rule.convolution else 0
@@ -186,10 +189,7 @@ class MatrixMemory(AbstractMixer):
         cache: MatrixMemoryCache | None = None,
         axis: SequenceAxis | None = None,
     ) -> tuple[Float[Array, "batch length model"], MatrixMemoryCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.mix`.
-
-        Padding neither writes nor decays nor shifts the convolution.
-        """
+        """Padding neither writes nor decays nor shifts the convolution."""
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
         counts = None if packing is None else packing.counts
@@ -212,8 +212,10 @@ class MatrixMemory(AbstractMixer):
         if axis is not None:
             output, memory = self.rule.run_part(tokens, start.memory, starts, axis=axis)
         else:
-            # Decoding has one token at a time, for which a chunk would be padding.
-            form = self.rule.run if length > 1 else self.rule.recurrent
+            # Decoding has one token at a time, for which a chunk would be padding, unless the other
+            # form goes over all of a large memory.
+            chunked = length > 1 or self.rule.sparse
+            form = self.rule.run if chunked else self.rule.recurrent
             output, memory = form(tokens, start.memory, starts)
         output = self.norm(output, gate.reshape(output.shape))
         y = unpack(self.out_proj(output.reshape(batch, length, -1)), packing)
@@ -234,7 +236,8 @@ class MatrixMemory(AbstractMixer):
         if self.key_bias is not None:
             # In at least float32: a small bias would vanish beside a bfloat16 key.
             key = key.astype(compute_dtype(key.dtype)) + self.key_bias[...][None, None]
-        query, key = (y.reshape(batch, -1, *self._key_heads) for y in (query, key))
+        key_heads = config.num_key_heads, config.key_head_dim
+        query, key = (y.reshape(batch, -1, *key_heads) for y in (query, key))
         value = value.reshape(batch, -1, config.num_value_heads, config.value_head_dim)
         query, key, value = self.rule.features(query, key, value)
         # Value heads of a group read and write under the same keys, each in a memory of its own.
@@ -243,17 +246,15 @@ class MatrixMemory(AbstractMixer):
         return Tokens(query, key, value, *self.rule.gates(self._gate_inputs(x)))
 
     @property
-    def _key_heads(self) -> tuple[int, int]:
-        return self.config.num_key_heads, self.config.key_head_dim
+    def _decay_axis(self) -> tuple[int, ...]:
+        """What a decay has after the axis of heads."""
+        return (self.config.key_head_dim,) if self.rule.decay == "key" else ()
 
     @property
-    def _channels(self) -> dict[str | bool, int]:
-        """The channels that a gate may have numbers for."""
-        return {"key": self.config.key_head_dim, "value": self.config.value_head_dim}
-
-    def _last(self, per: str | bool) -> tuple[int, ...]:
-        """The last axis of a gate per head or channel."""
-        return (self._channels[per],) if per in self._channels else ()
+    def _strength_axis(self) -> tuple[int, ...]:
+        """What a strength has after the axis of heads."""
+        widths = self.config.key_head_dim, self.config.value_head_dim
+        return strength_axis(self.rule.strength, *widths)
 
     def _gate_inputs(self, x: Float[Array, "batch length model"]) -> GateInputs:
         batch, length, heads = *x.shape[:2], self.config.num_value_heads
@@ -263,10 +264,10 @@ class MatrixMemory(AbstractMixer):
             for projection in (self.decay_proj, self.strength_proj)
         )
         if decay is not None:
-            decay = decay.reshape(batch, length, heads, *self._last(self.rule.decay))
+            decay = decay.reshape(batch, length, heads, *self._decay_axis)
         if strength is not None:
-            last = self._last(self.rule.strength)
-            strength = strength.reshape(batch, length * self.rule.steps, heads, *last)
+            writes = length * self.rule.steps
+            strength = strength.reshape(batch, writes, heads, *self._strength_axis)
         log_rate = None if self.log_rate is None else self.log_rate[...].astype(dtype)
         return GateInputs((batch, length, heads), decay, strength, log_rate)
 

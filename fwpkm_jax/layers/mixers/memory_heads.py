@@ -6,7 +6,7 @@ from typing import Literal
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.decay_starts import DecayStart
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import Count, check_fields
 
 KeyStart = Literal["own", "queries"]
 """Initial map to keys. own: drawn by itself. queries: a copy of the map to queries."""
@@ -16,15 +16,15 @@ KeyStart = Literal["own", "queries"]
 class MemoryHeads:
     """Heads of a layer with a matrix memory; the sizes by default are the paper's."""
 
-    num_key_heads: int = 8
+    num_key_heads: Count = 8
     """Heads of queries and keys."""
-    num_value_heads: int = 8
+    num_value_heads: Count = 8
     """Heads of values, each with a memory; `num_value_heads / num_key_heads` share a key head."""
-    key_head_dim: int = 64
+    key_head_dim: Count = 64
     """Width of a query or key."""
-    value_head_dim: int = 64
+    value_head_dim: Count = 64
     """Width of a value."""
-    conv_width: int = 4
+    conv_width: Count = 4
     """Tokens that the causal convolution sees, the token itself included."""
     decay_start: DecayStart = "time_steps"
     """Where learned decays begin. "time_steps", as published layers: each head draws its time step
@@ -37,11 +37,7 @@ class MemoryHeads:
     per token the first begins so."""
 
     def __post_init__(self):
-        check_literals(self)
-        for name in self.__dataclass_fields__:
-            number = getattr(self, name)
-            if isinstance(number, int) and number < 1:
-                raise ValueError(f"{name}={number} is not positive.")
+        check_fields(self)
         if self.num_value_heads % self.num_key_heads:
             raise ValueError(
                 f"num_value_heads={self.num_value_heads} is not a multiple of "

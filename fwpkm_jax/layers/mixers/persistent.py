@@ -66,7 +66,6 @@ class PersistentTokens(AbstractMixer):
         cache: Any = None,
         axis: SequenceAxis | None = None,
     ) -> tuple[Float[Array, "batch length model"], Any]:
-        """The mixer's output for `x`, and the cache; see `AbstractMixer.mix`."""
         if axis is not None and starts is not None:
             return self.mix_in_turn(x, axis=axis, cache=cache, mask=mask, starts=starts)
         if starts is not None:

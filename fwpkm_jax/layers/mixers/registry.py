@@ -25,6 +25,7 @@ _OURS = {
     "swa": "attention",
     "gdn": "gated_delta_net",
     "lact": "lact",
+    "in_place_ttt": "in_place",
     "titans": "titans_variants",
     "ttt_linear": "titans_variants",
     "ttt_mlp": "titans_variants",
@@ -99,10 +100,6 @@ def mixer_names() -> tuple[str, ...]:
 
 def mixer_config(name: str, model: Any) -> AbstractMixerConfig:
     """The configuration that a name stands for.
-
-    Args:
-      name: one of `mixer_names`.
-      model: the `ModelConfig` whose sections set it.
 
     Raises:
       ValueError: settings of the model contradict each other.

@@ -14,7 +14,7 @@ from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.numerics import compute_dtype, rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer, sigmoid_bias
-from fwpkm_jax.core.streams.cuts import in_chunks
+from fwpkm_jax.core.streams.cuts import in_chunks, select
 from fwpkm_jax.core.streams.pending import Pending, init_pending
 from fwpkm_jax.core.streams.queue import append, drop
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
@@ -137,8 +137,6 @@ class Titans(AbstractMixer):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansCache:
-        """An empty cache; the memory needs no `max_length`."""
-        del max_length
         memory = self.initial_memory(batch, dtype)
         width = self.query_proj.in_features
         return TitansCache(
@@ -150,7 +148,6 @@ class Titans(AbstractMixer):
 
     @property
     def output_map(self) -> nnx.Linear | None:
-        """The projection that mixes the heads; None for a single head."""
         return self.out_proj
 
     def mix(
@@ -162,10 +159,10 @@ class Titans(AbstractMixer):
         cache: TitansCache | None = None,
         before: ReadBefore | None = None,
     ) -> tuple[Float[Array, "batch length model"], TitansCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
+        """Writes and chunks count each sequence's real tokens from its first.
 
-        Writes and chunks count each sequence's real tokens from its first, or with `starts` and
-        `before` from the first token that was read before each document.
+        With `starts` and `before` they count from the first token that was read before each
+        document.
         """
         packing = None if mask is None else pack_tokens(mask)
         x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
@@ -192,12 +189,7 @@ class Titans(AbstractMixer):
     def whole(
         self, x: Float[Array, "batch length model"], count: Int[Array, " batch"]
     ) -> tuple[Float[Array, "batch length model"], TitansMemory]:
-        """The outputs of whole sequences from their first token, and the memories after them.
-
-        Args:
-          x: real tokens first.
-          count: how many of each sequence are real.
-        """
+        """The outputs of whole sequences from their first token, and the memories after them."""
         size = self.config.write_size
 
         @jax.checkpoint
@@ -231,11 +223,6 @@ class Titans(AbstractMixer):
         Tokens wait in the queue until their write is complete. `queue.push` reads a token before
         the write that it completes; here it is read after that write, by the weights that the
         write leaves, so that reads and all writes of the piece are one computation.
-
-        Args:
-          cache: of the tokens before.
-          x: real tokens first.
-          count: how many of each sequence are real.
         """
         size, chunk, length = self.config.write_size, self.config.chunk_size, x.shape[2]
         waiting = cache.waiting.num_waiting
@@ -254,19 +241,11 @@ class Titans(AbstractMixer):
         base = cache.base
         if chunk is not None:
             ends = position % chunk == 0
-
-            def at_ends(new: TitansNetwork, old: TitansNetwork) -> TitansNetwork:
-                return jax.tree.map(
-                    lambda new, old: jnp.where(ends.reshape(-1, *[1] * (old.ndim - 1)), new, old),
-                    new,
-                    old,
-                )
-
             if self.step_factor is not None:
                 # Within a chunk the cache keeps the sum of its steps.
                 whole = self._with_factors(base, memory, jnp.full_like(position, chunk // size))
-                memory = memory._replace(weights=at_ends(whole.weights, memory.weights))
-            base = at_ends(memory.weights, base)
+                memory = memory._replace(weights=select(ends, whole.weights, memory.weights))
+            base = select(ends, memory.weights, base)
         # Complete writes leave the queue; the rest waits for tokens to come.
         left = drop(queue, total // size * size, size)
         return TitansCache(left, position, base, memory), self.merge(x[:, 0], read)[:, None]

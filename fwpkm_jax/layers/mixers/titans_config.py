@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from fwpkm_jax.core.recurrence.decay_starts import DecayStart
-from fwpkm_jax.literals import check_above_0, check_least
+from fwpkm_jax.literals import Count, Natural, Positive
 from fwpkm_jax.rules.titans import TitansRule, TitansShape
 
 
@@ -12,9 +12,9 @@ from fwpkm_jax.rules.titans import TitansRule, TitansShape
 class TitansConfig(TitansShape):
     """Shape of a layer with a Titans memory, and how it learns."""
 
-    num_heads: int = 12
+    num_heads: Count = 12
     """Networks per sequence. With one, it reads and writes the model's whole width, ungated."""
-    head_dim: int = 64
+    head_dim: Count = 64
     """Width of keys, queries and values."""
     expansion: float = 2.0
     """Width between the matrices over `head_dim`."""
@@ -23,7 +23,7 @@ class TitansConfig(TitansShape):
     gradients are taken at the initial weights."""
     combine_momenta: bool = False
     """Steps are a learned mixture of all momentum orders; off: the highest order alone."""
-    max_rate: float = 0.1
+    max_rate: Positive = 0.1
     """Largest step size; a token's own is this times the sigmoid of a projection."""
     tensor_rates: bool = False
     """A learned share of the step for each tensor of the network."""
@@ -33,14 +33,14 @@ class TitansConfig(TitansShape):
     """Norms queries and keys of each head."""
     output_norm: bool = False
     """Norms what each head reads."""
-    num_persistent: int = 0
+    num_persistent: Natural = 0
     """Learned tokens in front of every sequence (persistent memory)."""
 
     forgetting: bool = True
     """Learns what share of the weights each write gives up; off: nothing is given up."""
-    memory_norm_eps: float = 1e-5
+    memory_norm_eps: Positive = 1e-5
     """`TitansRule.norm_eps`."""
-    memory_init_std: float | None = None
+    memory_init_std: Positive | None = None
     """`TitansRule.init_std`."""
     decay_start: DecayStart = "constant"
     """Where the share that a write forgets begins: at a hundredth, or at time steps that heads draw
@@ -48,8 +48,6 @@ class TitansConfig(TitansShape):
 
     def __post_init__(self):
         super().__post_init__()
-        check_least(self, num_heads=1, head_dim=1, write_size=1, num_persistent=0)
-        check_above_0(self, "max_rate", "max_gradient_norm", "memory_norm_eps", "memory_init_std")
         if self.chunk_size is not None and (
             self.chunk_size < 1 or self.chunk_size % self.write_size
         ):

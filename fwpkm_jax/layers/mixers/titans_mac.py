@@ -80,7 +80,6 @@ class TitansMAC(AbstractMixer):
         )
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansMACCache:
-        """An empty cache; segments need no `max_length`."""
         config = self.attention.config
         shape = (batch, self.segment, config.num_kv_heads, config.head_dim)
         memory = self.memory.init_cache(batch, max_length=max_length, dtype=dtype)
@@ -98,7 +97,6 @@ class TitansMAC(AbstractMixer):
         starts: Starts = None,
         cache: TitansMACCache | None = None,
     ) -> tuple[Output, TitansMACCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
         # Segments count real tokens, so padding goes behind them.
         packing = None if mask is None else pack_tokens(mask)
         x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)

@@ -15,14 +15,6 @@ from fwpkm_jax.layers.mixers.base import Starts
 _NARROWED = 32  # Shorter chunks are read at their whole width wherever a document ends in them.
 
 
-def narrow_width(chunk: int) -> int | None:
-    """Width at which a chunk is read if a document ends in its first half; None: the whole chunk.
-
-    The cost of a chunk's writes grows with the square of its width.
-    """
-    return chunk // 2 if chunk >= _NARROWED else None
-
-
 def real_tokens(
     x: Float[Array, "batch length model"], packing: Packing | None
 ) -> Int[Array, " batch"]:
@@ -51,7 +43,6 @@ def in_pieces(
       fresh: makes the cache before each document.
       count: how many of each sequence are real.
       starts: first tokens of documents; None: a sequence is one document.
-      chunk: tokens of a chunk.
       position: tokens that the cache's document has read; None without a cache.
       read: tokens that stand before each document.
     """
@@ -61,7 +52,10 @@ def in_pieces(
         # A backward pass computes each chunk again.
         after, y = in_chunks(jax.checkpoint(advance), start, x[:, None], chunk=chunk, **options)
     else:
-        unit = UnitSize(chunk, lead=-(read % chunk), narrow=narrow_width(chunk))
+        # A document that ends in a chunk's first half is read at half its width: the cost of a
+        # chunk's writes grows with the square of its width.
+        narrow = chunk // 2 if chunk >= _NARROWED else None
+        unit = UnitSize(chunk, lead=-(read % chunk), narrow=narrow)
         # Without a cache the row itself begins with a document.
         first = start if cache is None else fresh()
         after, y = in_documents(

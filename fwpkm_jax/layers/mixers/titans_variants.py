@@ -25,7 +25,7 @@ from fwpkm_jax.layers.mixers.titans import Titans
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.mixers.titans_mac import TitansGate, TitansMAC
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_fields
 
 Output = Float[Array, "batch length model"]
 
@@ -47,7 +47,7 @@ class TitansMixerConfig(AbstractMixerConfig):
     """Its window is not used by mac, which attends within segments of `memory.chunk_size`."""
 
     def __post_init__(self):
-        check_literals(self)
+        check_fields(self)
         if self.variant == "mac" and self.memory.average_steps:
             raise ValueError(
                 "titans.average_steps=True is for a memory alone or beside attention; titans_mac "
@@ -155,7 +155,6 @@ class TitansMAL(AbstractMixer):
         self.attention = Attention(attention, model_dim, **shared)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansPairCache:
-        """An empty cache."""
         return _pair_cache(self, batch, max_length, dtype)
 
     @property
@@ -172,10 +171,9 @@ class TitansMAL(AbstractMixer):
         before: ReadBefore | None = None,
         axis: SequenceAxis | None = None,
     ) -> tuple[Output, TitansPairCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.mix`.
+        """Memory and window have both read the tokens `before` each document.
 
-        Memory and window have both read the tokens `before` each document. Shards of sequences go
-        through the memory in turn, then through the window at the same time.
+        Shards of sequences go through the memory in turn, then through the window at the same time.
         """
         attention, memory = (None, None) if cache is None else cache
         of_attention, of_memory = None, None
@@ -226,10 +224,9 @@ class TitansMAG(AbstractMixer):
         cache: TitansPairCache | None = None,
         axis: SequenceAxis | None = None,
     ) -> tuple[Output, TitansPairCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.mix`.
+        """Shards of sequences go through the memory in turn, through the window at the same time.
 
-        Shards of sequences go through the memory in turn and through the window at the same time;
-        with persistent tokens through both in turn.
+        With persistent tokens they go through both in turn.
         """
         tokens = None
         if isinstance(self.memory, PersistentTokens):

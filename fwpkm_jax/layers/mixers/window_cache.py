@@ -102,7 +102,6 @@ def cache_before_shard(
       key: of this device's tokens.
       value: of this device's tokens.
       at: where these tokens stand in the sequence.
-      axis: over which the sequence lies.
       cache: of the tokens before the whole sequence, equal on all devices.
       counts: real tokens of the shard, which come first; None: all are real.
 

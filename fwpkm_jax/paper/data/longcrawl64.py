@@ -1,7 +1,6 @@
 """LongCrawl64: documents of 65,536 GPT-2 tokens, decoded so that they can be tokenised again.
 
-It comes as Zarr arrays (format 2) `[documents, 65536]` of uint16 in chunks of 2048 x 2048, or as
-flat files of uint16 in which an end of text follows each document.
+It comes as Zarr arrays (format 2) `[documents, 65536]` of uint16 in chunks of 2048 x 2048.
 
 References: Buckman 2024, manifestai.com/articles/longcrawl64.
 """
@@ -9,17 +8,16 @@ References: Buckman 2024, manifestai.com/articles/longcrawl64.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from fwpkm_jax.data.json_lines import Place
 from fwpkm_jax.data.prepare.command import AbstractRange
-from fwpkm_jax.data.prepare.sources import Part, Source, select
+from fwpkm_jax.data.prepare.sources import Source, select
 from fwpkm_jax.data.streams.files import LocalFile
 from fwpkm_jax.data.streams.formats import Piece
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
-from fwpkm_jax.io.untrusted import open_file
 from fwpkm_jax.paper.data.zarr_array import ZarrArray
 
 WANTED = (
@@ -31,12 +29,11 @@ WANTED_TOKENIZER = (
     "tokenizer.json and, into the same folder, config.json of huggingface.co/openai-community/gpt2"
 )
 _VOCAB_SIZE, _EOS_ID = 50_257, 50_256
-_WINDOW = 2**22  # Tokens of a flat file that are read together.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongCrawl64(AbstractRange):
-    """LongCrawl64: a Zarr folder or a flat .bin file of GPT-2 tokens, tokenised anew."""
+    """LongCrawl64: a Zarr folder of GPT-2 tokens, tokenised anew."""
 
     vocabulary: str
     """GPT-2's tokenizer.json, with the model's config.json beside it."""
@@ -74,47 +71,10 @@ class ZarrRows:
         return self.array.rows(self.row)[1] - self.array.rows(self.row)[0]
 
     def read(self, tokenizer: Tokenizer, start: Place) -> Iterator[Piece]:
-        del tokenizer
         first, last = self.array.rows(self.row)
         tokens = self.array.read(first + start.record, last)
         for record, document in enumerate(tokens, start=start.record):
             yield from _pieces(record, document, self.decoder, name=self.name, start=start)
-
-
-@dataclass(frozen=True)
-class FlatTokens:
-    """The documents of a file of uint16, each up to its end of text."""
-
-    path: Path
-    name: str
-    decoder: Tokenizer
-
-    @property
-    def files(self) -> dict[str, LocalFile]:
-        return {self.name: LocalFile(str(self.path), self.path)}
-
-    def count(self) -> int:
-        return sum(1 for _ in self._documents())
-
-    def read(self, tokenizer: Tokenizer, start: Place) -> Iterator[Piece]:
-        del tokenizer
-        for record, document in enumerate(self._documents()):
-            if record >= start.record:
-                yield from _pieces(record, document, self.decoder, name=self.name, start=start)
-
-    def _documents(self) -> Iterator[np.ndarray]:
-        if self.path.stat().st_size % 2:
-            raise ValueError(f"{self.path} ends within a token of two bytes; download it again.")
-        with open_file(self.path) as file:
-            rest = np.zeros(0, np.uint16)
-            while len(window := np.fromfile(file, "<u2", _WINDOW)):
-                *whole, tail = np.split(window, np.flatnonzero(window == _EOS_ID) + 1)
-                for document in whole:
-                    yield np.concatenate([rest, document])
-                    rest = rest[:0]
-                rest = np.concatenate([rest, tail])
-        if len(rest):
-            yield rest
 
 
 def longcrawl64(
@@ -128,11 +88,9 @@ def longcrawl64(
     """The documents in stored order; stored rows are split at ends of text.
 
     Args:
-      path: a Zarr folder, or a flat `.bin` file.
       vocabulary: GPT-2's `tokenizer.json`.
       missing_chunks: "refuse": a missing chunk file is an error; "skip": its row of chunks, 2048
         documents, is left out. Zarr itself would read zeros.
-      start: first document to read.
       stop: first document after those to read.
 
     Raises:
@@ -140,31 +98,30 @@ def longcrawl64(
       ValueError: chunks are missing, the array is of another kind, or there is no vocabulary.
     """
     path, decoder = Path(path).expanduser(), _gpt2(vocabulary)
-    settings: dict[str, Any] = {"vocabulary_sha256": decoder.fingerprint}
-    parts: list[Part]
-    if path.suffix == ".bin" and path.is_file():
-        parts = [FlatTokens(path, path.name, decoder)]
-    else:
-        array = ZarrArray.open(path, wanted=WANTED)
-        rows = range(array.num_rows_of_chunks)
-        missing = {
-            row: names
-            for row in rows
-            if (names := [n for n, file in array.chunks(row).items() if not file.is_file()])
-        }
-        if missing and (missing_chunks == "refuse" or len(missing) == len(rows)):
-            first = next(iter(missing.values()))[0]
-            raise ValueError(
-                f"{path} lacks {sum(map(len, missing.values()))} chunk files in {len(missing)} of "
-                f"{len(rows)} rows of chunks, {first} the first; download them, or pass "
-                "missing_chunks=skip to leave out the documents of those rows."
-            )
-        settings |= {"shape": list(array.shape), "rows_of_chunks_skipped": len(missing)}
-        parts = [
-            ZarrRows(path, f"{path.name}/{row}", row, array, decoder)
-            for row in rows
-            if row not in missing
-        ]
+    array = ZarrArray.open(path, wanted=WANTED)
+    rows = range(-(-array.shape[0] // array.chunk_shape[0]))
+    missing = {
+        row: names
+        for row in rows
+        if (names := [n for n, file in array.chunks(row).items() if not file.is_file()])
+    }
+    if missing and (missing_chunks == "refuse" or len(missing) == len(rows)):
+        first = next(iter(missing.values()))[0]
+        raise ValueError(
+            f"{path} lacks {sum(map(len, missing.values()))} chunk files in {len(missing)} of "
+            f"{len(rows)} rows of chunks, {first} the first; download them, or pass "
+            "missing_chunks=skip to leave out the documents of those rows."
+        )
+    settings = {
+        "vocabulary_sha256": decoder.fingerprint,
+        "shape": list(array.shape),
+        "rows_of_chunks_skipped": len(missing),
+    }
+    parts = [
+        ZarrRows(path, f"{path.name}/{row}", row, array, decoder)
+        for row in rows
+        if row not in missing
+    ]
     return Source(
         name="longcrawl64", spans=select(parts, start=start, stop=stop), settings=settings
     )

@@ -53,7 +53,6 @@ class DomainPart(FilePart):
     domain: str = ""
 
     def read(self, tokenizer: Tokenizer, start: Place) -> Iterator[Piece]:
-        del tokenizer
         columns, name = [self.field, _DOMAIN], self.file.short_name
         batches = read_batches(self.file, columns, start.record, wanted=self._is_in)
         for first, batch in batches:

@@ -1,7 +1,5 @@
 """Reads arrays in Zarr folders."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +23,8 @@ class ZarrArray:
     separator: str
 
     @classmethod
-    def open(cls, path: Path, *, wanted: str) -> ZarrArray:
+    def open(cls, path: Path, *, wanted: str) -> "ZarrArray":
         """The array of a folder.
-
-        Args:
-          path: the folder.
-          wanted: what the error message asks to download.
 
         Raises:
           FileNotFoundError: it holds no `.zarray`.
@@ -53,10 +47,6 @@ class ZarrArray:
                 "(2, '<u2', 'C', 2); it is of another data set."
             )
         return cls(path, shape, chunks, found.get("dimension_separator", "."))
-
-    @property
-    def num_rows_of_chunks(self) -> int:
-        return -(-self.shape[0] // self.chunk_shape[0])
 
     def rows(self, row: int) -> tuple[int, int]:
         """First index of a row of chunks and the first after it."""

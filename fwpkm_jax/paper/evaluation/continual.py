@@ -20,13 +20,13 @@ from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import files_of
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Checked, Count
 from fwpkm_jax.paper.evaluation import continual_views as views
 from fwpkm_jax.paper.evaluation.domains import Domain, Part, read_domains
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContinualConfig:
+class ContinualConfig(Checked):
     """Continual learning over several domains."""
 
     domains: tuple[str, ...] = ()
@@ -34,18 +34,15 @@ class ContinualConfig:
     valid (evaluated on), or one file: the first half of its rows is adapted to, the second half is
     evaluated on. The paper's domains: DM Mathematics, FreeLaw, PhilPapers, PubMed Central, Ubuntu
     IRC, USPTO."""
-    batch_size: int = 8
+    batch_size: Count = 8
     """Rows per batch, which write into one memory; incomplete batches are left out, also in
     evaluation."""
-    chunk_size: int | None = None
+    chunk_size: Count | None = None
     """Tokens per write. None: the model's."""
-    max_batches: int | None = None
+    max_batches: Count | None = None
     """Batches read of each part of each domain at most."""
-    max_eval_batches: int | None = None
+    max_eval_batches: Count | None = None
     """Batches evaluated of each domain at most. None: as max_batches."""
-
-    def __post_init__(self) -> None:
-        check_least(self, batch_size=1, chunk_size=1, max_batches=1, max_eval_batches=1)
 
 
 def evaluate(

@@ -13,26 +13,23 @@ from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import files_of, missing_text, text_sources
-from fwpkm_jax.literals import check_least, some
+from fwpkm_jax.literals import Checked, Count, Natural, some
 from fwpkm_jax.paper.evaluation import gate_map_views as views
 from fwpkm_jax.paper.evaluation.token_texts import token_texts
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateMapConfig:
+class GateMapConfig(Checked):
     """Gates along a text."""
 
-    document: int = 0
+    document: Natural = 0
     """Index of the document to read, counted from 0 over all texts."""
-    tokens: int = 1000
+    tokens: Count = 1000
     """Tokens read, from the document's start."""
-    chunk_size: int = 32
+    chunk_size: Count = 32
     """Tokens per write; the paper's heat maps write more often than its other evaluations."""
     write: bool = True
     """Write while reading. Off: the memory stays as the checkpoint has it."""
-
-    def __post_init__(self) -> None:
-        check_least(self, document=0, tokens=1, chunk_size=1)
 
 
 def evaluate(

@@ -17,7 +17,7 @@ from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import files_of, missing_text, read_rows, text_sources
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Checked, Count
 from fwpkm_jax.paper.evaluation import gates_views as views
 
 _BINS = 10
@@ -25,18 +25,15 @@ _BINS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatesConfig:
+class GatesConfig(Checked):
     """Gate histograms."""
 
-    batch_size: int = 16
+    batch_size: Count = 16
     """Rows per batch, which write into one memory; a data set's last batch may be smaller."""
-    chunk_size: int | None = None
+    chunk_size: Count | None = None
     """Tokens per write. None: the model's."""
-    max_batches: int | None = None
+    max_batches: Count | None = None
     """Batches read of each data set at most."""
-
-    def __post_init__(self) -> None:
-        check_least(self, batch_size=1, chunk_size=1, max_batches=1)
 
 
 def evaluate(

@@ -25,7 +25,7 @@ from fwpkm_jax.evaluation.reconfigure import with_yarn
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.literals import check_least, check_literals
+from fwpkm_jax.literals import Count, check_fields
 from fwpkm_jax.models.config import mixer_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.paper.evaluation import longbench_views as views
@@ -45,22 +45,21 @@ class LongBenchConfig:
     """Write the memory while reading, keep it frozen, or do one after the other and compare."""
     memory_reset: Literal["task", "sample"] = "task"
     """When fast weights are reset to the checkpoint's: before each task, or before each sample."""
-    max_samples: int | None = None
+    max_samples: Count | None = None
     """Samples scored of each task at most."""
-    max_tokens: int = MAX_TOKENS
+    max_tokens: Count = MAX_TOKENS
     """Longest sample; counts context, question and the longest answer. Longer ones are left out."""
     yarn_factor: float | None = 20.0
     """YaRN's factor for rotary positions, in every sample. None: positions as trained."""
     yarn_original_length: int = 1024
     """YaRN's original context length; the release uses 1024 although it trained on 4096."""
-    piece_length: int = 512
+    piece_length: Count = 512
     """Tokens read per call; limits the device memory needed and does not change results."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
+        check_fields(self)
         if not self.tasks or set(self.tasks) - set(TASKS) or len(set(self.tasks)) < len(self.tasks):
             raise ValueError(f"tasks={self.tasks} must be distinct names among {', '.join(TASKS)}.")
-        check_least(self, max_samples=1, max_tokens=1, piece_length=1)
 
 
 class QuestionTokens(NamedTuple):
@@ -177,10 +176,7 @@ def read_sample(
     """The losses of a sample's answer tokens in nats, `[answer tokens]`, and the memory after it.
 
     Args:
-      model: the language model.
       memory: fast weights, leaves `[1, ...]`; their buffers are not reused.
-      sample: the tokens.
-      piece_length: tokens read per call.
       write: False disables writing.
       partition: devices that share the reading; None: one.
     """

@@ -47,13 +47,13 @@ def table(record: Record) -> str:
 
 def plot(record: Record, directory: Path) -> list[Path]:
     """Writes `trace.html`: for each token of the answer, the slots read and their contents."""
-    results, config = record["results"], record["config"]
+    results, config, told = record["results"], record["config"], _outcome(record)
     sample = results["sample"]
     readings, digits = config["readings"], len(results["tokens"])
     kind = "right" if results["exact"] else "wrong"
     others = "; ".join(sample["other_needles"]) or "none"
     body = [
-        f'<p class="told {kind}">{html.escape(_capital(_outcome(record)))}</p>',
+        f'<p class="told {kind}">{html.escape(told[0].upper() + told[1:])}</p>',
         html.paragraph(
             f"The model read a text of {sample['words']:,} words {readings} "
             f"{'time' if readings == 1 else 'times'}, with sentences about secret numbers hidden "
@@ -180,10 +180,6 @@ def _slot(slot: dict[str, Any]) -> str:
         ]
     row = '<tr class="hit">' if slot["hit"] else "<tr>"
     return row + "".join(cells) + "</tr>"
-
-
-def _capital(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]
 
 
 def _hits(read: Record) -> int:

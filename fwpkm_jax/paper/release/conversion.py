@@ -25,10 +25,6 @@ def from_release(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
 
     Dtypes do not change. The function is differentiable: gradients have the release's names.
 
-    Args:
-      tensors: arrays by the release's names.
-      config: the model to which they belong.
-
     Raises:
       ValueError: a tensor is missing, unknown, of another shape or not finite; or the release has
         no such model.
@@ -41,7 +37,9 @@ def _from_release(
 ) -> Weights:
     names = release_names(config)
     like = abstract_weights(config)
-    arrays = converted(tensors, names, _shapes(like), where=where, dtype=dtype)
+    # Without the axis of memories.
+    shapes = {p: x.shape[1:] if _is_fast(p) else x.shape for p, x in like.named().items()}
+    arrays = converted(tensors, names, shapes, where=where, dtype=dtype)
     return like.replaced({path: x[None] if _is_fast(path) else x for path, x in arrays.items()})
 
 
@@ -97,7 +95,6 @@ def read_release(path: str | Path, config: ModelConfig) -> Weights:
 
     Args:
       path: a file or a folder in one of the layouts of `layouts`.
-      config: the model that was trained.
 
     Raises:
       FileNotFoundError: a file is missing.
@@ -117,11 +114,6 @@ def read_release(path: str | Path, config: ModelConfig) -> Weights:
                 otherwise="the configuration needs model.tie_embeddings=False",
             )
     return _from_release(tensors, config, where=path, dtype=np.float32)
-
-
-def _shapes(like: Weights) -> dict[str, tuple[int, ...]]:
-    """The array without its axis of memories."""
-    return {path: x.shape[1:] if _is_fast(path) else x.shape for path, x in like.named().items()}
 
 
 def _is_fast(path: str) -> bool:

@@ -7,14 +7,7 @@ from pathlib import Path
 
 from fwpkm_jax.interchange.hf.hub import HubFolder
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
-from fwpkm_jax.paper.release.layouts import (
-    BIN,
-    BIN_INDEX,
-    LATEST,
-    STATES,
-    checkpoint_files,
-    named_step,
-)
+from fwpkm_jax.paper.release.layouts import BIN, BIN_INDEX, checkpoint_files
 
 
 def fetch_release(
@@ -25,7 +18,7 @@ def fetch_release(
     Arguments and errors are those of `fetch_folder`; layouts are those of `layouts`.
     """
     model = HubFolder(name, revision)
-    model.fetch(map(glob.escape, ["config.json", INDEX, BIN_INDEX, LATEST, *others]))
+    model.fetch(map(glob.escape, ["config.json", INDEX, BIN_INDEX, *others]))
     for patterns in _layouts(model.folder):
         model.fetch(patterns)
         with contextlib.suppress(FileNotFoundError):
@@ -33,8 +26,8 @@ def fetch_release(
             return model
     model.check_asked()
     raise ValueError(
-        f"{name} at {model.revision} has none of {SINGLE}, {INDEX}, {BIN}, {BIN_INDEX} and "
-        f"{STATES}; only checkpoints that the authors' code has written can be imported."
+        f"{name} at {model.revision} has none of {SINGLE}, {INDEX}, {BIN} and {BIN_INDEX}; only "
+        "checkpoints that the authors' code has written can be imported."
     )
 
 
@@ -44,9 +37,3 @@ def _layouts(folder: Path) -> Iterator[list[str]]:
         yield [single]
         if (folder / index).is_file():
             yield [glob.escape(file) for file in set(named_files(folder, index=index).values())]
-    # The second and third are there where a model is cut up, which is then refused.
-    states = ("mp_rank_00", "mp_rank_01", "zero_pp_rank_0_mp_rank_00")
-    yield [f"{part}_model_states.pt" for part in states]
-    step = named_step(folder)
-    steps = "global_step*" if step is None else glob.escape(step)
-    yield [f"{steps}/{part}_model_states.pt" for part in states]

@@ -43,11 +43,9 @@ def import_release(
         on the Hugging Face Hub, whose commit the run keeps in `release/hub.json`.
       run_dir: a new directory, also in a bucket.
       config: name or file of a config of the trained model; the run gets its data and training
-        too. None: the `config.json` in the folder, or beside the file or the DeepSpeed step,
-        describes the model; the run then trains on this package's sample of text until
-        `--data.train_paths` names another.
+        too. None: the `config.json` in the folder or beside the file describes the model; the run
+        then trains on this package's sample of text until `--data.train_paths` names another.
       revision: of a model on the hub: branch, tag or commit; None: the main branch.
-      say: prints a line.
 
     Returns:
       The run's directory.
@@ -64,7 +62,7 @@ def import_release(
     fetch = partial(fetch_release, others=SMALL_FILES)
     source, name_of = fetched(source, fetch, revision=revision, say=say)
     check_local(source)
-    folder = _folder(source)
+    folder = source if source.is_dir() else source.parent
     if config is not None:
         experiment = replace(load_config(config), run_dir=address_of(run))
         weights = read_release(source, experiment.model)
@@ -90,11 +88,3 @@ def import_release(
             write_json(new / KEPT / HUB, name_of)
 
     return start_run(experiment, weights, add=keep)
-
-
-def _folder(source: Path) -> Path:
-    """Where `config.json` lies: in the folder, or beside the file or the step of a training."""
-    folder = source if source.is_dir() else source.parent
-    above = folder.parent
-    is_step = not (folder / _CONFIG).is_file() and folder.name.startswith("global_step")
-    return above if is_step else folder

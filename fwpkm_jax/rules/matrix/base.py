@@ -9,16 +9,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.checks import check_arrays, check_tree
 from fwpkm_jax.core.numerics import compute_dtype
-from fwpkm_jax.core.recurrence.linear_recurrence import (
-    RecurrenceOutput,
-    chunk_recurrence,
-    scan_tokens,
-)
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, scan_tokens
 from fwpkm_jax.core.recurrence.transition import (
     Fading,
     Mixing,
@@ -29,9 +26,10 @@ from fwpkm_jax.core.recurrence.transition import (
 )
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.sequential import sequential_pass
-from fwpkm_jax.literals import check_least, check_literals
+from fwpkm_jax.literals import Checked, Count
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 from fwpkm_jax.rules.matrix.gates import GateInputs, LearnedGates
+from pallas_kernels.recurrence import linear_recurrence
 
 Starts = Bool[Array, "batch length"] | None
 State = Any  # A matrix `[key, value]` per sequence and head, or a pytree around one.
@@ -45,6 +43,14 @@ key channel; "other": anything else, so that devices compute their parts of a se
 other."""
 
 
+StrengthPart = Literal["head", "pair", "key", "value"]
+"""What a part of a strength has a number for: the head, or each pair of key channels, each key
+channel, each value channel of it."""
+Strength = bool | Literal["key", "value"] | tuple[StrengthPart, ...]
+"""A rule's write strength: none (False), one number per head and write (True), one per channel, or
+several parts side by side in one axis."""
+
+
 class Tokens(NamedTuple):
     """The inputs of each head and token, leaves `[batch, length, heads, ...]`.
 
@@ -56,8 +62,8 @@ class Tokens(NamedTuple):
       value: what to write, `[value]`.
       log_decay: log of the share of the memory kept: `[]` or, where a rule's `decay` is "key",
         `[key]`; None for rules without.
-      strength: its meaning is in the rule's docstring: `[]` or, where a rule's `strength` is "key"
-        or "value", `[key]` or `[value]`; None for rules without.
+      strength: its meaning is in the rule's docstring: `[]` or `[numbers]`, as the rule's
+        `strength` says (`strength_axis`); None for rules without.
 
     A rule with several writes per token takes `key`, `value` and `strength` with a length `steps`
     times that of `query`; a token then has a leading axis `[steps]` in these.
@@ -91,7 +97,7 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AbstractMatrixRule(abc.ABC):
+class AbstractMatrixRule(Checked, abc.ABC):
     """A memory of one matrix per sequence and head; each update is linear in the matrix.
 
     `write` and `read` define a rule, for one token of one head. `chunked` gives the same for whole
@@ -105,8 +111,8 @@ class AbstractMatrixRule(abc.ABC):
     """The rule as the documentation shows it."""
     decay: ClassVar[Literal["none", "head", "key"]] = "none"
     """Whether tokens have a decay: none, one number per head, or one per key channel."""
-    strength: ClassVar[Literal["key", "value"] | bool] = False
-    """Whether tokens have a write strength; "key" or "value": one number per such channel."""
+    strength: ClassVar[Strength] = False
+    """Whether tokens have a write strength, and of how many numbers."""
     delta: ClassVar[bool] = False
     """Whether a write corrects the share `strength` of the error; off: writes add."""
     no_strength: ClassVar[float] = 0.0
@@ -118,16 +124,16 @@ class AbstractMatrixRule(abc.ABC):
     that keeps the `chunked` of this class, "mixes_keys" if `delta`, else "fades"; for others
     "other"."""
 
+    sparse: ClassVar[bool] = False
+    """Whether a token touches few of the memory's numbers in `chunked`, but `write` goes over all:
+    a layer then decodes by `chunked`."""
+
     feature_map: FeatureMap = "identity"
     """Map that a layer applies to queries and keys."""
     convolution: bool = False
     """Whether a layer puts a short convolution and SiLU before queries, keys and values."""
-    chunk_size: int = 64
+    chunk_size: Count = 64
     """Writes per chunk of `chunked`; changes speed, and results only by rounding."""
-
-    def __post_init__(self):
-        check_literals(self)
-        check_least(self, chunk_size=1)
 
     @classmethod
     def variants(cls) -> "tuple[AbstractMatrixRule, ...]":
@@ -167,7 +173,7 @@ class AbstractMatrixRule(abc.ABC):
         A rule whose own `chunked` has no argument `starts` refuses rows of several documents.
         """
         tokens = self.recurrence_inputs(tokens)
-        out = chunk_recurrence(
+        out = linear_recurrence(
             tokens.query,
             tokens.key,
             tokens.value,
@@ -187,6 +193,12 @@ class AbstractMatrixRule(abc.ABC):
         takes, and on those that `write` takes.
         """
         return tokens
+
+    def strengths(self, tokens: Tokens) -> list[Array]:
+        """The parts of a strength that has several, each `[..., numbers]`."""
+        widths = tokens.key.shape[-1], tokens.value.shape[-1]
+        ends = np.cumsum(strength_parts(self.strength, *widths))
+        return jnp.split(given(tokens.strength), ends[:-1], axis=-1)
 
     def matrix(self, state: State) -> Float[Array, "key value"]:
         """The matrix in one head's memory."""
@@ -372,12 +384,14 @@ class AbstractMatrixRule(abc.ABC):
         batch, length, heads, width = tokens.query.shape
         # Rank 0 stands for None: a gate that the rule does not take would have no effect.
         ranks = {"log_decay": {"none": 0, "head": 3, "key": 4}[self.decay]}
-        ranks["strength"] = {False: 0, True: 3, "key": 4, "value": 4}[self.strength]
+        numbers = strength_axis(self.strength, width, tokens.value.shape[-1])
+        ranks["strength"] = 3 + len(numbers) if self.strength else 0
         for name, rank in ranks.items():
             given = getattr(tokens, name)
-            if (0 if given is None else given.ndim) != rank:
+            wide = name == "strength" and given is not None and given.shape[3:] != numbers
+            if (0 if given is None else given.ndim) != rank or wide:
                 found = None if given is None else given.shape
-                last = self.strength if name == "strength" else "key"
+                last = numbers[0] if name == "strength" and numbers else "key"
                 axes = {0: "None", 3: "[batch, length, heads]"}
                 axes[4] = f"[batch, length, heads, {last}]"
                 raise ValueError(f"{type(self).__name__} takes {name} {axes[rank]}, got {found}.")
@@ -396,6 +410,21 @@ class AbstractMatrixRule(abc.ABC):
         # Otherwise the state of another rule or batch could be broadcast without a word.
         check_tree("initial_state", state, jax.eval_shape(init))
         return jax.tree.map(lambda x: x.astype(dtype), (tokens, state))
+
+
+def strength_parts(strength: Strength, key: int, value: int) -> tuple[int, ...]:
+    """The numbers of each part of a strength, for keys and values of such widths."""
+    widths = {"head": 1, "pair": key // 2, "key": key, "value": value}
+    if isinstance(strength, bool):
+        return ()
+    parts = strength if isinstance(strength, tuple) else (strength,)
+    return tuple(widths[part] for part in parts)
+
+
+def strength_axis(strength: Strength, key: int, value: int) -> tuple[int, ...]:
+    """The shape that a strength has after the axis of heads: `()` or `(numbers,)`."""
+    numbers = sum(strength_parts(strength, key, value))
+    return (numbers,) if numbers else ()
 
 
 def given(x: Array | None) -> Array:

@@ -6,7 +6,7 @@ from typing import ClassVar
 from jaxtyping import Array
 
 from fwpkm_jax.core.numerics import compute_dtype
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import NotNegative, check_fields
 from fwpkm_jax.rules.matrix.base import Form, GateInputs, Tokens, given
 from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
@@ -45,7 +45,7 @@ class Comba(AbstractRecurrenceRule):
     convolution: bool = True
     feedback: float = 0.73
     """b, at least 0.001: erased share of the write strength. The default is the published start."""
-    correction: float = 1.0
+    correction: NotNegative = 1.0
     """d: `d * feedback` of a token's key is subtracted from its query before both are normed. The
     authors found 0.02 better in some small models."""
 
@@ -56,7 +56,7 @@ class Comba(AbstractRecurrenceRule):
                 f"feedback={self.feedback} must be at least 0.001; without any, use the rule "
                 "'mamba2'."
             )
-        check_least(self, correction=0)
+        check_fields(self)
 
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         dtype = compute_dtype(query.dtype)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Count, check_fields
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -46,14 +46,14 @@ class DeltaProduct(AbstractMatrixRule):
     convolution: bool = True
     negative_eigenvalues: bool = True
     """Lets β reach 2 instead of 1, as published: products of reflections are rotations."""
-    num_steps: int = 2
+    num_steps: Count = 2
     """Delta steps per token."""
     gated: bool = False
     """Whether a layer learns a decay. Off: the memory does not decay."""
 
     def __post_init__(self):
         super().__post_init__()
-        check_least(self, num_steps=1)
+        check_fields(self)
 
     @classmethod
     def variants(cls) -> "tuple[DeltaProduct, ...]":

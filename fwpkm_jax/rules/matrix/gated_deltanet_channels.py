@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -71,26 +71,40 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
         return (LocalLoss(loss),)
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
-        # A value channel with a strength of its own is a memory of values of width 1, so channels
-        # take the place of heads.
-        batch, length, heads, channels = tokens.value.shape
-
-        def of_channels(x: Array) -> Array:
-            """`[batch, length, heads, ...]` to `[batch, length, heads * channels, ...]`."""
-            return jnp.repeat(x, channels, axis=2)
-
-        own = Tokens(
-            query=of_channels(tokens.query),
-            key=of_channels(tokens.key),
-            value=tokens.value.reshape(batch, length, -1, 1),
-            log_decay=of_channels(given(tokens.log_decay)),
-            strength=given(tokens.strength).reshape(batch, length, -1),
-        )
-        # [batch, heads, key, value] to a memory [key, 1] for each value channel.
-        start = jnp.moveaxis(state, 3, 2).reshape(batch, heads * channels, -1, 1)
-        output, end = super().chunked(own, start, starts)
-        end = jnp.moveaxis(end.reshape(batch, heads, channels, -1), 2, 3)
-        return RecurrenceOutput(output.reshape(tokens.value.shape), end)
+        return chunks_by_channel(tokens, state, starts, self.chunk_size)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return projected_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)
+
+
+def chunks_by_channel(
+    tokens: Tokens, state: State, starts: Starts, chunk_size: int
+) -> RecurrenceOutput:
+    """Delta steps with a strength, or also a decay, per value channel.
+
+    A value channel with a strength of its own is a memory of values of width 1, so channels take
+    the place of heads.
+    """
+    batch, length, heads, channels = tokens.value.shape
+
+    def of_channels(x: Array) -> Array:
+        """`[batch, length, heads, ...]` to `[batch, length, heads * channels, ...]`."""
+        return jnp.repeat(x, channels, axis=2)
+
+    log_decay = given(tokens.log_decay)
+    if log_decay.ndim == 3:
+        log_decay = jnp.broadcast_to(log_decay[..., None], tokens.value.shape)
+    # [batch, heads, key, value] to a memory [key, 1] for each value channel.
+    start = jnp.moveaxis(state, 3, 2).reshape(batch, heads * channels, -1, 1)
+    output, end = chunk_recurrence(
+        of_channels(tokens.query),
+        of_channels(tokens.key),
+        tokens.value.reshape(batch, length, -1, 1),
+        log_decay=log_decay.reshape(batch, length, -1),
+        beta=given(tokens.strength).reshape(batch, length, -1),
+        initial_state=start,
+        starts=starts,
+        chunk_size=chunk_size,
+    )
+    end = jnp.moveaxis(end.reshape(batch, heads, channels, -1), 2, 3)
+    return RecurrenceOutput(output.reshape(tokens.value.shape), end)

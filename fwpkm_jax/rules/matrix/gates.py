@@ -11,7 +11,7 @@ class LearnedGates(NamedTuple):
 
     Attributes:
       decay: a projection per head, or per key channel where the rule's `decay` is "key".
-      strength: a projection per head and write, or per channel as the rule's `strength` says.
+      strength: a projection per head and write, to as many numbers as the rule's `strength` says.
       log_rate: a vector, one number per head.
       decay_bias: initial bias of `decay` where the start is constant.
       strength_bias: initial bias of `strength` where the start is constant.
@@ -38,7 +38,7 @@ class GateInputs(NamedTuple):
     Attributes:
       shape: batch, length, heads.
       decay: `[batch, length, heads]` or `[batch, length, heads, key]`.
-      strength: `[batch, length * steps, heads]`, with a last axis where the rule's is per channel.
+      strength: `[batch, length * steps, heads]`, with a last axis where the rule's has one.
       log_rate: `[heads]`.
     """
 

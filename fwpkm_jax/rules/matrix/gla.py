@@ -7,6 +7,7 @@ import jax
 from jaxtyping import Array
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import Form, GateInputs, LearnedGates, given
 from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
 
@@ -33,7 +34,7 @@ class GLA(AbstractRecurrenceRule):
         decay=True, decay_of_step=lambda step: sigmoid_bias(_TEMPERATURE * step)
     )
 
-    chunk_size: int = 16  # Decays per channel cost more in longer chunks, on a CPU.
+    chunk_size: Count = 16  # Decays per channel cost more in longer chunks, on a CPU.
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         # Divided, so that a projection of 0 still keeps most of the memory.

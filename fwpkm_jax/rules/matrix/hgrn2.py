@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -39,7 +40,7 @@ class HGRN2(AbstractMatrixRule):
     learned_gates: ClassVar = LearnedGates(key_of_step=lambda step: -sigmoid_bias(step))
 
     feature_map: FeatureMap = "sigmoid"
-    chunk_size: int = 16  # As GLA's.
+    chunk_size: Count = 16  # As GLA's.
 
     def __post_init__(self):
         super().__post_init__()

@@ -6,6 +6,7 @@ from typing import ClassVar
 from jaxtyping import Array
 
 from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import Form, GateInputs, given
 from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
@@ -39,7 +40,7 @@ class KDA(AbstractRecurrenceRule):
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
-    chunk_size: int = 16  # As GLA's.
+    chunk_size: Count = 16  # As GLA's.
     negative_eigenvalues: bool = False
     """Lets β reach 2 instead of 1."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Bound, Count, check_fields
 from fwpkm_jax.rules.matrix.base import Form, GateInputs, LearnedGates, Starts, State, Tokens, given
 from fwpkm_jax.rules.matrix.features import FeatureMap
 from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
@@ -48,15 +48,15 @@ class Mesa(AbstractRecurrenceRule):
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
-    cg_steps: int = 8
+    cg_steps: Count = 8
     """Steps of conjugate gradients per read; as many as the key's width solve exactly."""
-    ridge: float = 1.0
+    ridge: Annotated[float, Bound(1e-06)] = 1.0
     """Added to the diagonal of H, at least 1e-6."""
 
     def __post_init__(self):
         super().__post_init__()
         # The memory is empty at first, and the ridge alone is solved for.
-        check_least(self, cg_steps=1, ridge=1e-6)
+        check_fields(self)
 
     @classmethod
     def variants(cls) -> "tuple[Mesa, ...]":

@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
-from fwpkm_jax.literals import check_least
+from fwpkm_jax.literals import Count, check_fields
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -38,11 +38,11 @@ class OmegaState(NamedTuple):
 class Omega(AbstractMatrixRule):
     """A decay, and one step on the mean error of the last `window` tokens, by `strength` (β) each.
 
-    All errors of a token are taken at the memory before it. The shared algorithm takes those of
-    several writes one after the other, so that it cannot compute this rule: `run` goes token by
-    token, as `recurrent`, and is slow for long sequences. The publication adds polynomial features,
-    momentum and orthogonal steps; this is its window alone, for a matrix. A token of strength 0
-    does not enter the window.
+    All errors of a token are taken at the memory before it. The shared algorithm takes errors after
+    a token's decay, which may leave nothing of that memory, so that it cannot compute this rule:
+    `run` goes token by token, as `recurrent`, and is slow for long sequences. The publication adds
+    polynomial features, momentum and orthogonal steps; this is its window alone, for a matrix. A
+    token of strength 0 does not enter the window.
 
     References: Behrouz et al. 2025, arXiv:2505.23735.
     """
@@ -61,12 +61,12 @@ class Omega(AbstractMatrixRule):
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True
-    window: int = 4
+    window: Count = 4
     """c: tokens whose errors each token writes, itself included."""
 
     def __post_init__(self):
         super().__post_init__()
-        check_least(self, window=1)
+        check_fields(self)
 
     @classmethod
     def variants(cls) -> "tuple[Omega, ...]":

@@ -29,7 +29,7 @@ class AbstractRecurrenceRule(AbstractMatrixRule):
         token = self.recurrence_inputs(token)
         if token.log_decay is not None:
             # A decay per key channel does not commute with a delta step, so it comes first.
-            state = self._of_rows(jnp.exp(token.log_decay)) * state
+            state = _of_rows(jnp.exp(token.log_decay)) * state
         if self.delta:
             return delta_step(state, token.key, token.value, given(token.strength))
         return state + jnp.outer(token.key, token.value)
@@ -37,7 +37,7 @@ class AbstractRecurrenceRule(AbstractMatrixRule):
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
         token = self.recurrence_inputs(token)
-        forget = 0.0 if token.log_decay is None else self._of_rows(forgotten(token.log_decay))
+        forget = 0.0 if token.log_decay is None else _of_rows(forgotten(token.log_decay))
 
         def decay(matrix):
             return jnp.sum(forget * jnp.square(matrix)) / 2
@@ -53,9 +53,10 @@ class AbstractRecurrenceRule(AbstractMatrixRule):
         # its gradient step.
         return LocalLoss(decay), error_loss(*step)
 
-    def _of_rows(self, share: Array) -> Array:
-        """A share per head, or per key channel and then of each row of the memory."""
-        return share[:, None] if self.decay == "key" else share
+
+def _of_rows(share: Array) -> Array:
+    """A share per head, or per key channel and then of each row of the memory."""
+    return share[:, None] if share.ndim else share
 
 
 def delta_step(state: Array, key: Array, value: Array, strength: Array) -> Array:

@@ -14,6 +14,7 @@ from fwpkm_jax.core.recurrence.linear_recurrence import (
     RecurrenceOutput,
     chunk_recurrence,
 )
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -63,7 +64,7 @@ class RWKV7(AbstractMatrixRule):
         decay_of_step=lambda step: logit(step / _RATE),
     )
 
-    chunk_size: int = 16  # As GLA's.
+    chunk_size: Count = 16  # As GLA's.
 
     def write(self, state: State, token: Tokens) -> State:
         found, at, key = _directions(token)

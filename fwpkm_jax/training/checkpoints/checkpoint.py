@@ -4,21 +4,20 @@ A checkpoint is a directory `checkpoints/STEP` with the items `params`, `optimiz
 (arrays), `position` (step, random root, data position, checksums, metrics) and `config`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from fwpkm_jax.io.atomic import own_folder
-from fwpkm_jax.literals import check_least, check_literals
+from fwpkm_jax.literals import Bound, Checked, Count
 from fwpkm_jax.training.checkpoints.checksum import checksums
 from fwpkm_jax.training.checkpoints.regroup import Regroup, first_memory
 from fwpkm_jax.training.checkpoints.restore import (
@@ -42,12 +41,12 @@ _CHUNK_BYTES = 2**20  # Orbax warns of less, once per array.
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Checked):
     """When a run is saved and which checkpoints stay."""
 
-    every: int = 100
+    every: Count = 100
     """Steps between two checkpoints. The last step is always saved."""
-    keep: int = 3
+    keep: Annotated[int, Bound(2)] = 3
     """Newest checkpoints to keep. The one with the lowest validation loss is kept as well."""
     memories: Literal["all", "first", "none"] = "all"
     """Which fast-weight memories are saved. first: only the first; a resumed run copies it to all
@@ -57,11 +56,7 @@ class CheckpointConfig:
     """What happens if a run continues with another memory.groups. refuse: it does not start.
     first: neighbouring memories become the first of them. mean: they become their mean. With first
     and mean, additional groups are copies of the saved ones."""
-
-    def __post_init__(self) -> None:
-        check_literals(self)
-        # If the newest is damaged by whatever ended the run, the one before it is needed.
-        check_least(self, every=1, keep=2)
+    # If the newest is damaged by whatever ended the run, the one before it is needed.
 
     @property
     def merge(self) -> Regroup:
@@ -140,7 +135,7 @@ class Checkpoints:
                 handlers[name] = arrays
         return ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
 
-    def __enter__(self) -> Checkpoints:
+    def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -238,9 +233,11 @@ class Checkpoints:
         elif self._config.memories == "first" and "memory" in sizes:
             sizes["memory"] //= jax.tree.leaves(abstract.memory)[0].shape[0]
         parts = ", ".join(f"{name} {readable(size)}" for name, size in sizes.items())
+        free = shutil.disk_usage(self.directory).free
         return (
             f"A checkpoint takes {readable(sum(sizes.values()))} ({parts}); up to "
-            f"{self._config.keep + 1} are kept in {self.directory}."
+            f"{self._config.keep + 1} are kept in {self.directory}, where {readable(free)} are "
+            "free."
         )
 
     def wait(self) -> None:
@@ -259,10 +256,6 @@ class Checkpoints:
 
         A damaged checkpoint is named in a warning and moved to `damaged_checkpoints` beside the
         directory, so that its step can be saved again. Nothing is deleted.
-
-        Args:
-          abstract: shapes and dtypes, see `read_checkpoint`.
-          layout: the sharding of each array, see `read_checkpoint`.
 
         Raises:
           DamagedCheckpointError: there are checkpoints, but all of them are damaged.

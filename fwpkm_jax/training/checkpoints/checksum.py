@@ -19,7 +19,6 @@ def checksum(
     same array split over another number of devices has the same checksum.
 
     Args:
-      x: the array.
       first: index of its first word, if it is a part of a larger one.
       count: number of its words that count, if it has one axis; None: all.
 

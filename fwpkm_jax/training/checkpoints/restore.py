@@ -191,12 +191,7 @@ def _checksums_of(position: Mapping[str, Any], item: str) -> dict[str, int]:
 
 
 def stored_names(checkpoint: str | Path, item: Item) -> dict[str, int]:
-    """The checksums of a checkpoint's arrays by path, those of frozen weights included.
-
-    Args:
-      checkpoint: `RUN/checkpoints/STEP`.
-      item: what they belong to.
-    """
+    """The checksums of a checkpoint's arrays by path, those of frozen weights included."""
     return _checksums_of(_read_json(Path(checkpoint).absolute()), item)
 
 
@@ -206,11 +201,6 @@ def read_arrays(
     """Reads some arrays of a checkpoint or of those that it refers to, and checks their checksums.
 
     The bytes of other arrays are not read.
-
-    Args:
-      checkpoint: `RUN/checkpoints/STEP`.
-      wanted: `jax.ShapeDtypeStruct` with a sharding for each array, by path.
-      item: what they belong to.
 
     Raises:
       ValueError: there is no such checkpoint; an array is missing or damaged, or differs in shape
@@ -288,7 +278,6 @@ def _read_stored(path: Any, wanted: Mapping[str, Any], any_groups: bool) -> dict
     Uses Orbax's handlers: unlike its checkpointers, they do not wait for other processes.
 
     Args:
-      path: of the item.
       wanted: see `read_arrays`.
       any_groups: the first axis, that of memories, may have another size.
     """
@@ -301,7 +290,9 @@ def _read_stored(path: Any, wanted: Mapping[str, Any], any_groups: bool) -> dict
             if any_groups and ours.shape != stored.shape:
                 sharding = all_groups(sharding)
             axes = slice(1 if any_groups else 0, None)
-            if ours.shape[axes] != stored.shape[axes] or not _converts(stored.dtype, ours.dtype):
+            real = all(jnp.issubdtype(x.dtype, jnp.floating) for x in (stored, ours))
+            converts = real or stored.dtype == ours.dtype
+            if ours.shape[axes] != stored.shape[axes] or not converts:
                 raise ValueError(
                     f"{path}/{name} is {stored.dtype}{list(stored.shape)}; the model's is "
                     f"{ours.dtype}{list(ours.shape)}"
@@ -314,12 +305,6 @@ def _read_stored(path: Any, wanted: Mapping[str, Any], any_groups: bool) -> dict
     finally:
         handler.close()
     return {name: read[name] for name in wanted}
-
-
-def _converts(stored: Any, wanted: Any) -> bool:
-    """Whether an array may be read in another dtype than it is stored in."""
-    real = jnp.issubdtype(stored, jnp.floating) and jnp.issubdtype(wanted, jnp.floating)
-    return stored == wanted or real
 
 
 def _as_dtype(x: jax.Array, dtype: Any, place: Any) -> jax.Array:

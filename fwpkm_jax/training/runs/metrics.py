@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -42,18 +42,6 @@ def _record_step(line: bytes, path: Path) -> int | None:
     except OutsideFileError:
         return None
     return step if isinstance(step, int) else None
-
-
-class Sink(Protocol):
-    """The interface of a service that metrics are sent to."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Sends the metrics of a step."""
-        ...
-
-    def close(self, *, failed: bool) -> None:
-        """Ends a session; `failed` if an error ended it."""
-        ...
 
 
 class TensorBoard:
@@ -93,7 +81,6 @@ class TensorBoard:
 
     def close(self, *, failed: bool) -> None:
         """Closes the file."""
-        del failed
         self._events.close()
 
 
@@ -159,6 +146,9 @@ class WeightsAndBiases:
     def close(self, *, failed: bool) -> None:
         """Sends what is left and marks the run as finished or failed."""
         self._run.finish(exit_code=int(failed))
+
+
+Sink = TensorBoard | WeightsAndBiases
 
 
 class MetricsWriter:

@@ -5,6 +5,8 @@ thread writes what is whole there to the bucket: small files as objects, checkpo
 
 Orbax itself completes a checkpoint in S3 by copying objects one by one, so a kill could leave a
 part that looks whole; this is why it writes to the folder.
+
+A store that does not answer raises `StoreError`.
 """
 
 import logging
@@ -69,9 +71,6 @@ class Mirror:
 
         Returns:
           The names of all objects.
-
-        Raises:
-          StoreError: the store cannot be asked.
         """
         names = self._files.look()
         self._files.fetch(missing_ok=True)
@@ -114,7 +113,6 @@ class Mirror:
 
         Raises:
           LostLockError: the lock is no longer this session's.
-          StoreError: the store cannot be asked.
         """
         with self._working:
             # The records of a step are in the folder before its checkpoint.
@@ -183,10 +181,6 @@ def run_folder(run_dir: str | Path, checkpoints: Which = "all") -> Iterator[Path
 
     New small files are written back. Takes no lock: a run may be read while it is trained, and
     every object is whole.
-
-    Args:
-      run_dir: the directory or address of the run.
-      checkpoints: which of them are needed, see `Mirror.fetch`.
 
     Raises:
       FileNotFoundError: the bucket holds no run there.

@@ -23,6 +23,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fwpkm_jax.literals import Count, check_fields
 from fwpkm_jax.storage.repeated import Repeated
 
 # How long a process that ends waits for the others before the runtime ends them all.
@@ -39,12 +40,13 @@ class DistributedConfig:
     """JAX asks the cluster that started the processes: Slurm, Open MPI or Cloud TPU."""
     coordinator: str | None = None
     """HOST:PORT at which the other processes reach process 0; the port must be free there."""
-    num_processes: int | None = None
+    num_processes: Count | None = None
     """Number of processes of the run; each uses all devices that it sees."""
     process_id: int | None = None
     """Number of this process, counted from 0."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         named = (self.coordinator, self.num_processes, self.process_id)
         if self.detect and named != (None, None, None):
             raise ValueError(
@@ -58,14 +60,11 @@ class DistributedConfig:
             )
         if self.coordinator is not None and not self.coordinator.rpartition(":")[2].isdecimal():
             raise ValueError(f"coordinator={self.coordinator!r} must be HOST:PORT.")
-        if self.num_processes is not None and self.process_id is not None:
-            if self.num_processes < 1:
-                raise ValueError(f"num_processes={self.num_processes} must be at least 1.")
-            if not 0 <= self.process_id < self.num_processes:
-                raise ValueError(
-                    f"process_id={self.process_id} must be one of the {self.num_processes} "
-                    f"processes, 0 to {self.num_processes - 1}."
-                )
+        count, number = self.num_processes, self.process_id
+        if count is not None and number is not None and not 0 <= number < count:
+            raise ValueError(
+                f"process_id={number} must be one of the {count} processes, 0 to {count - 1}."
+            )
 
 
 class OtherProcessError(RuntimeError):

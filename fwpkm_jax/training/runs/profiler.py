@@ -1,7 +1,5 @@
 """A trace of some steps, for TensorBoard's profiler or Perfetto."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -53,7 +51,7 @@ class Profiler:
             "it with TensorBoard's profile plugin (xprof), or its .trace.json.gz with Perfetto."
         )
 
-    def __enter__(self) -> Profiler:
+    def __enter__(self) -> "Profiler":
         return self
 
     def __exit__(

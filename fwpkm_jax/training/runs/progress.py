@@ -42,13 +42,7 @@ class Progress:
         self._line = StatusLine(stream)
 
     def show(self, step: int, values: Mapping[str, float], *, seconds_per_step: float) -> None:
-        """Prints a step's line if it is due.
-
-        Args:
-          step: steps done.
-          values: the step's `loss`, `grad_norm`, `lr` and `tokens_per_second`.
-          seconds_per_step: current mean time per step, for the remaining time.
-        """
+        """Prints a step's line if it is due."""
         if not (self._line.on_terminal or step % self._every == 0 or step == self._steps):
             return
         self._line.show(

@@ -117,12 +117,6 @@ def refuse_changes(
 ) -> None:
     """Compares the configuration of the run in a directory with the one to continue it with.
 
-    Args:
-      directory: the run directory.
-      old: the run's configuration as JSON.
-      new: the experiment as JSON.
-      may_change: paths of fields or sections that may differ.
-
     Raises:
       DifferentRunError: another field differs. The message lists all such fields and the command
         that started the run.
@@ -130,7 +124,7 @@ def refuse_changes(
     changed = [
         line
         for line in differences(dict(old), dict(new))
-        if not any(_within(line.split(":")[0], name) for name in may_change)
+        if not any(f"{line.split(':')[0]}.".startswith(f"{name}.") for name in may_change)
     ]
     if not changed:
         return
@@ -153,10 +147,6 @@ def first_command(directory: Path) -> str | None:
         return shell_line(sessions[0]["command"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
-
-
-def _within(name: str, section: str) -> bool:
-    return name == section or name.startswith(section + ".")
 
 
 def record_session(directory: Path, *, fingerprint: str, step: int) -> None:

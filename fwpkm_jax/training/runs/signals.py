@@ -1,7 +1,5 @@
 """Turns SIGTERM and SIGINT into a request to stop after the current step."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading
@@ -45,7 +43,7 @@ class StopSignals:
         self._greatest = Greatest() if jax.process_count() > 1 else None
         self._asked: jax.Array | None = None
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._previous[number] = signal.signal(number, self._catch)
@@ -85,7 +83,6 @@ class StopSignals:
         return _signal(self._greatest(self._caught or 0))
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
-        del frame
         self._caught = signal.Signals(number)
         self._restore()
         # Printing fails if the signal came in the middle of a line that is being printed.

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.recurrence.linear_recurrence import Erasure, chunk_recurrence
+from fwpkm_jax.core.recurrence.linear_recurrence import Erasure, Together, chunk_recurrence
 
 BATCH, HEADS, KEY, VALUE = 1, 2, 4, 3
 
@@ -37,7 +37,7 @@ def sample(*, length=7, steps=1, decay="head", delta=True, read="key", seed=0, s
     }
 
 
-def plain_loop(arguments, read="key"):
+def plain_loop(arguments, read="key", together=False):
     """The recurrence, one write and head at a time."""
     query, key, value, log_decay, beta, start = arguments.values()
     length, steps = query.shape[1], key.shape[1] // query.shape[1]
@@ -46,10 +46,11 @@ def plain_loop(arguments, read="key"):
         state = states[0, h]
         if log_decay is not None:
             state = np.exp(np.broadcast_to(log_decay[0, t, h], KEY))[:, None] * state
+        before = state
         for s in range(t * steps, (t + 1) * steps):
             target = value[0, s, h]
             if beta is not None:
-                target = beta[0, s, h] * (target - state.T @ key[0, s, h])
+                target = beta[0, s, h] * (target - (before if together else state).T @ key[0, s, h])
             state = state + np.outer(key[0, s, h], target)
         states[0, h] = state
         outputs.append((state.T if read == "key" else state) @ query[0, t, h])
@@ -76,15 +77,23 @@ def to_jax(arguments, dtype):
         {"decay": "key", "delta": False, "strong": True},
         {"decay": "head", "delta": True, "strong": True, "steps": 3},
         {"decay": "head", "delta": True, "read": "value", "strong": True},
+        {"decay": "key", "delta": False, "read": "value", "strong": True},
+        {"decay": "key", "delta": True, "read": "value"},
+        {"decay": "head", "delta": True, "steps": 3, "together": True},
     ],
     ids=str,
 )
 @pytest.mark.usefixtures("float64")
 def test_chunks_equal_the_plain_loop(options):
-    read, arguments = options.get("read", "key"), sample(length=9, **options)
+    read, together = options.get("read", "key"), options.get("together", False)
+    arguments = sample(length=9, **{name: x for name, x in options.items() if name != "together"})
     # A chunk's size need be neither a power of two nor a multiple of the steps.
-    actual = jax.jit(lambda x: run(x, read=read, chunk_size=7))(to_jax(arguments, jnp.float64))
-    chex.assert_trees_all_close(tuple(actual), plain_loop(arguments, read), rtol=1e-10, atol=1e-12)
+    given = to_jax(arguments, jnp.float64)
+    if together:
+        given["beta"] = Together(given["beta"])
+    actual = jax.jit(lambda x: run(x, chunk_size=7, read=read))(given)
+    expected = plain_loop(arguments, read=read, together=together)
+    chex.assert_trees_all_close(tuple(actual), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_any_decay_keeps_float32_exact_and_gradients_finite():
@@ -147,8 +156,8 @@ def test_arguments_that_do_not_fit_are_named():
         run(arguments, chunk_size=0)
     with pytest.raises(ValueError, match="5 keys for 7 queries"):
         run(arguments | {name: arguments[name][:, :5] for name in ("key", "value", "beta")})
-    along_values = to_jax(sample(decay="key", read="value"), jnp.float32)
-    with pytest.raises(ValueError, match="cannot be read along the value axis"):
+    along_values = to_jax(sample(decay="key", read="value", steps=2), jnp.float32)
+    with pytest.raises(ValueError, match="takes one write per token, got 2"):
         run(along_values, read="value")
     erasure = Erasure(arguments["key"], arguments["key"])
     with pytest.raises(ValueError, match="takes no beta, one write per token"):

@@ -113,10 +113,14 @@ def test_the_pile_is_capped_as_in_the_paper():
 
 
 def test_longcrawl64_has_its_command(tmp_path, vocabulary):
-    tokens = [32, 33, 50_256, 34, 50_256, 35]
-    (tmp_path / "val.bin").write_bytes(np.asarray(tokens, "<u2").tobytes())
-    out = tmp_path / "out.bin"
-    arguments = ["longcrawl64", "--input", str(tmp_path / "val.bin"), "--out", str(out), *BYTES]
+    array, out = tmp_path / "val.zarr", tmp_path / "out.bin"
+    array.mkdir()
+    metadata = {"zarr_format": 2, "dtype": "<u2", "order": "C", "shape": [2, 3], "chunks": [1, 3]}
+    metadata |= {"compressor": None, "fill_value": 0, "filters": None}
+    (array / ".zarray").write_text(json.dumps(metadata))
+    for row, tokens in enumerate(([32, 33, 50_256], [34, 50_256, 35])):
+        (array / f"{row}.0").write_bytes(np.asarray(tokens, "<u2").tobytes())
+    arguments = ["longcrawl64", "--input", str(array), "--out", str(out), *BYTES]
     arguments += ["--layout", "stream", "--vocabulary", vocabulary, "--skip_documents", "1"]
     assert main([*arguments, "--missing_chunks", "skip"]) == 0
     assert texts(out) == ["C", "D"]

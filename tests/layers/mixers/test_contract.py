@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from fwpkm_jax.layers.mixers import (
     AttentionConfig,
     GatedDeltaNetConfig,
+    InPlaceConfig,
     LaCTConfig,
     Titans,
     TitansConfig,
@@ -51,6 +52,7 @@ MIXERS = {
     "window": AttentionConfig(**ATTENTION, window=3),
     "gdn": GatedDeltaNetConfig(**GDN, chunk_size=4),
     "lact": LaCTConfig(**LACT),
+    "in_place_ttt": InPlaceConfig(hidden_dim=5, chunk_size=3, learning_rate=20.0),
     "titans": TitansMixerConfig(variant="alone", memory=TitansConfig(**TITANS)),
     "ttt_linear": TitansMixerConfig(variant="alone", memory=TitansConfig(**TTT)),
     "ttt_mlp": TitansMixerConfig(variant="alone", memory=TitansConfig(**DEEP)),

@@ -127,7 +127,7 @@ def test_decay_starts_uniform_in_zero_to_sixteen():
 
 
 def test_a_chunk_without_tokens_is_refused():
-    with pytest.raises(ValueError, match="chunk_size=0 is not positive"):
+    with pytest.raises(ValueError, match="chunk_size=0 is too small; use 1"):
         GatedDeltaNetConfig(chunk_size=0)
 
 

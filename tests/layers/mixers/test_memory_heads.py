@@ -13,7 +13,7 @@ from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
 @pytest.mark.parametrize("config", [GatedDeltaNetConfig, MatrixMemoryConfig])
 def test_impossible_heads_are_named(config):
     for name in ("num_key_heads", "value_head_dim", "conv_width"):
-        with pytest.raises(ValueError, match=f"{name}=0 is not positive"):
+        with pytest.raises(ValueError, match=f"{name}=0 is too small; use 1"):
             config(**{name: 0})
     with pytest.raises(ValueError, match="num_value_heads=3 is not a multiple of num_key_heads=2"):
         config(num_key_heads=2, num_value_heads=3)

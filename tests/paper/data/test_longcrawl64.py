@@ -7,7 +7,6 @@ import pytest
 import tensorstore
 
 from fwpkm_jax.data import load_tokenizer
-from fwpkm_jax.data.prepare import Source, select
 from fwpkm_jax.paper.data.longcrawl64 import longcrawl64
 
 END = 50_256
@@ -37,11 +36,18 @@ def rows():
     return rows
 
 
+def write_array(folder, rows):
+    path = folder / "train.zarr"
+    store = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path)}}
+    metadata = METADATA | {"shape": list(np.shape(rows))}
+    array = tensorstore.open({**store, "metadata": metadata}, create=True).result()
+    array[...] = np.asarray(rows, np.uint16)
+    return path
+
+
 @pytest.fixture
 def array(tmp_path, rows):
-    path = tmp_path / "train.zarr"
-    store = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path)}}
-    tensorstore.open({**store, "metadata": METADATA}, create=True).result()[...] = rows
+    path = write_array(tmp_path, rows)
     assert {**json.loads((path / ".zarray").read_text()), **METADATA} == json.loads(
         (path / ".zarray").read_text()
     )
@@ -112,29 +118,10 @@ def test_an_array_of_another_kind_is_refused(array, vocabulary, change, message)
         longcrawl64(array, vocabulary=vocabulary)
 
 
-def test_a_flat_file_holds_documents_each_with_its_end(
-    tmp_path, vocabulary, decoder, rows, texts_of, monkeypatch
-):
-    documents = [rows[0], rows[1][:0], rows[2], rows[3][:1]]
-    tokens = np.concatenate([np.append(document, END) for document in documents] + [rows[5]])
-    (tmp_path / "val.bin").write_bytes(tokens.astype("<u2").tobytes())
-    expected = [decoder.decode(row) for row in (rows[0], rows[2], rows[3][:1], rows[5])]
-    for window in (4, 11, 1000):
-        monkeypatch.setattr("fwpkm_jax.paper.data.longcrawl64._WINDOW", window)
-        source = longcrawl64(tmp_path / "val.bin", vocabulary=vocabulary)
-        assert texts_of(source) == expected
-        part = source.spans[0].part
-        assert part.count() == 5
-        assert texts_of(Source(name="rest", spans=select([part], start=2))) == expected[1:]
-    (tmp_path / "val.bin").write_bytes(b"abc")
-    with pytest.raises(ValueError, match=r"val\.bin ends within a token"):
-        texts_of(longcrawl64(tmp_path / "val.bin", vocabulary=vocabulary))
-
-
-def test_ids_of_another_tokenizer_are_refused(array, tmp_path, vocabulary, texts_of):
-    (tmp_path / "val.bin").write_bytes(np.asarray([50_257], "<u2").tobytes())
+def test_ids_of_another_tokenizer_are_refused(tmp_path, vocabulary, texts_of):
+    array = write_array(tmp_path, [[50_257]])
     with pytest.raises(ValueError, match="token id 50257 is not one of the 50257 ids"):
-        texts_of(longcrawl64(tmp_path / "val.bin", vocabulary=vocabulary))
+        texts_of(longcrawl64(array, vocabulary=vocabulary))
 
 
 def test_what_is_missing_is_said_with_its_address(tmp_path, array, vocabulary):
@@ -153,9 +140,9 @@ def test_without_its_package_the_extra_is_named(array, vocabulary, monkeypatch, 
 def test_a_character_that_was_cut_reads_as_a_replacement(tmp_path, vocabulary, texts_of):
     pieces = json.loads(Path(vocabulary).read_text())["model"]["vocab"]
     ids = [pieces[piece] for piece in ("Ã", "©", "Ġ!AA", "Ã")]
-    (tmp_path / "val.bin").write_bytes(np.asarray(ids, "<u2").tobytes())
+    array = write_array(tmp_path, [ids])
     # From GPT-2's published vocabulary: Ġ is a space, Ã and © are the two bytes of é.
-    assert texts_of(longcrawl64(tmp_path / "val.bin", vocabulary=vocabulary)) == ["é !AA\ufffd"]
+    assert texts_of(longcrawl64(array, vocabulary=vocabulary)) == ["é !AA\ufffd"]
 
 
 def test_a_tokenizer_that_is_not_gpt2s_is_refused(array):

@@ -66,7 +66,6 @@ def sub_key_scores(
     Args:
       queries: `[tokens, heads, key]`; the first half of `key` addresses rows.
       keys: `[heads, 2, subkeys, key // 2]`, rows first.
-      score: the scoring function.
 
     References: Zhao and Jones 2026, arXiv:2601.00671, Eqs. 5 and 20.
     """

@@ -35,7 +35,6 @@ from fwpkm_jax.core.slots.write import (
     addressing_coefficients,
     addressing_gradient,
     of_chosen,
-    of_chosen_by_head,
     sub_key_access,
     sub_key_usage,
     usage_slopes,
@@ -173,7 +172,6 @@ def _step_of(chunk: ScannedChunk, sums: StepSums | None, *, score: Score) -> Key
 
 def _scan_backward(find, key_write, loops, residuals, cotangents):
     """Goes from the last chunk to the first; only what depends on the keys' cotangent is inside."""
-    del find
     return _scan_back(key_write, loops.backward, loops.to_queries, residuals, cotangents)
 
 
@@ -202,7 +200,6 @@ def _backward(
     """Cotangents of the first keys and of all gradients, and `score_coefficients` of all chunks.
 
     Args:
-      key_write: how the keys move.
       keys_bar: of the keys after the last chunk.
       chunks: leaves `[chunks, ...]`.
       steps: of all chunks, leaves `[chunks, ...]`.
@@ -221,7 +218,7 @@ def _backward(
         coefficients_bar = dots_of_sub_keys(split_halves(chunk.query), ids, gradient_bar)
         if score == "idw":
             products = jnp.sum(gradient_bar * chunk.keys, axis=-1)
-            coefficients_bar = coefficients_bar - of_chosen_by_head(products, ids)
+            coefficients_bar = coefficients_bar - of_chosen(products, ids)
         coefficients = coefficients_of_scores(chunk, step, coefficients_bar, score=score)
         keys_bar = keys_bar + keys_cotangent(
             chunk.query, chunk.keys, ids, coefficients, score=score
@@ -244,10 +241,7 @@ def coefficients_of_scores(
     """`score_coefficients` of the chosen scores, from the cotangents of the step's coefficients.
 
     Args:
-      chunk: of the step.
       step: how it came about.
-      coefficients_bar: the cotangents.
-      score: the scoring function.
       totals_of: what sums numbers of the chosen sub-keys over tokens and heads, `[2, subkeys]`;
         None: plain XLA.
     """
@@ -272,7 +266,6 @@ def _to_queries(
     """The cotangents of all queries, once all others are known.
 
     Args:
-      key_write: how the keys move.
       chunks: leaves `[chunks, ...]`.
       step_coefficients: `KeyStep.coefficients` of all chunks.
       gradient_bar: the cotangents of all chunks' gradients.

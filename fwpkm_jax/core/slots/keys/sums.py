@@ -103,7 +103,6 @@ def _add_forward(coefficients, sub_key_ids, vectors, num_subkeys):
 
 
 def _add_backward(num_subkeys, residuals, added_bar):
-    del num_subkeys
     coefficients, sub_key_ids, vectors = residuals
     coefficients_bar = dots_of_sub_keys(vectors, sub_key_ids, added_bar)
     return coefficients_bar, None, sum_of_sub_keys(coefficients, sub_key_ids, added_bar)

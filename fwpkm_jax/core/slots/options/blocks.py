@@ -86,8 +86,6 @@ def write_in_blocks(
       blocks: the chunk, in the dtype of keys and values.
       select: from keys and queries to addresses and the slots read.
       read: from values, slots and weights `[tokens, places]` to what is read.
-      key_write: how the keys move.
-      value_write: how the values move.
       ops: what adds rows.
     """
     num_subkeys = keys.shape[2]

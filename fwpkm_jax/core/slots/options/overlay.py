@@ -99,7 +99,6 @@ def open_rows(values: AnyTable, slot_ids: SlotIds, counted: TokenWeights) -> Ope
     """Rows for an executor that reads and writes one memory.
 
     Args:
-      values: the table.
       slot_ids: the slots that the tokens read.
       counted: 0 for padding, whose slots get no row and whose reads have no meaning.
     """
@@ -174,7 +173,6 @@ def write_overlays(
     Args:
       values: before the first token.
       access, targets, counted: as there.
-      **options: its others.
     """
     opened = open_groups(values, access.slot_ids, counted)
     # From here on a slot is a row of the small table.

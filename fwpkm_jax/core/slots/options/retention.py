@@ -9,7 +9,7 @@ known as soon as its slots are.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -33,24 +33,19 @@ from fwpkm_jax.core.slots.options.replay import (
 )
 from fwpkm_jax.core.slots.values.table import update_norm, value_step
 from fwpkm_jax.core.slots.write import SlotAccess, SlotChunk, ValueWrite
+from fwpkm_jax.literals import Checked, Natural, NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retention:
+class Retention(Checked):
     """How a write spares what slots hold; each field alone is off at 0."""
 
-    hardening: float = 0.0
+    hardening: NotNegative = 0.0
     """Power of 1 + the write weights that a slot has had, chunk by chunk; divides its steps."""
-    relocation: float = 0.0
+    relocation: NotNegative = 0.0
     """As `hardening`, but among a token's slots: what held ones are spared, the others take."""
-    replay: int = 0
+    replay: Natural = 0
     """Tokens written again before every chunk: those of the largest write weights so far."""
-
-    def __post_init__(self):
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not value >= 0:
-                raise ValueError(f"{field.name}={value} must be at least 0; 0 is off.")
 
 
 class SlotHistory(NamedTuple):
@@ -117,9 +112,7 @@ def step_scales(
       history: from `init_history` or the last write.
       slot_ids: `[tokens, places]`.
       weights: read weights, `[tokens, places]`.
-      write_weight: of each token.
       counted: 1 for tokens whose reads count; others leave no trace in the history.
-      retention: what to spare.
     """
     # Scales are a schedule of the write; no gradient teaches the model to use up a slot.
     history, weights, write_weight = jax.lax.stop_gradient((history, weights, write_weight))
@@ -149,9 +142,7 @@ def scale_chunks(
     Args:
       history: of several memories, leaves `[groups, ...]`.
       access: what the tokens read, leaves `[groups, chunks, tokens, places]`.
-      write_weight: of each token.
       counted: 1 for tokens whose reads count.
-      retention: what to spare.
     """
 
     def step(history: SlotHistory, chunk: tuple[Any, ...]) -> tuple[SlotHistory, jax.Array]:
@@ -198,10 +189,7 @@ def retentive_step(
       values: `[slots, value]`.
       history: from `init_history` or the last write.
       chunk: leaves `[tokens, ...]`.
-      access: the slots that it reads.
       find: the slots of stored queries `[stored, heads, key]`.
-      write: its formulas.
-      retention: what to spare.
     """
     before, replay_norm = values, jnp.zeros((), values.dtype)
     if history.replayed is not None:

@@ -89,16 +89,13 @@ def exchange_rows(
     every read of the old table; otherwise XLA would copy the table.
 
     Args:
-      write: its formulas.
       values: the table before the write.
       log: of all chunks, `[chunks * logged_rows + 1, value]`.
-      chunk: which of the chunks.
       slot_ids: of all chunks, as the other arguments: a kernel reads its part where it lies.
       groups: leaves `[chunks, ...]`.
       rows: what the chunks read and write, leaves `[chunks, ...]`.
       sum_reads: sums partial reads over devices; None: this one holds all slots.
     """
-    del slot_ids
     distinct = logged_rows(values.shape[0], groups)
     groups, rows = of_chunk(chunk, (groups, rows))
     # Clipped: entries behind the last distinct slot lie outside the table and are never read.
@@ -161,7 +158,6 @@ def exchange_back(
     """The cotangents of one exchange; see docs/explanation/math.md for the formulas.
 
     Args:
-      write: its formulas.
       log: the touched rows before the writes of this and earlier chunks, and cotangents of rows.
       chunk: which of the chunks; what follows is of all of them.
       next_rows: where the cotangent of each touched row after the write is.

@@ -43,7 +43,6 @@ def group_slots(slot_ids: SlotIds, *, num_slots: int) -> SlotGroups:
 
     Args:
       slot_ids: `[tokens, places]`, each below `num_slots`.
-      num_slots: rows of the table.
     """
     ids = slot_ids.reshape(-1).astype(jnp.int32)
     return _groups_of(slot_ids, *_sort_by_slot(ids, num_slots), num_slots=num_slots)
@@ -54,10 +53,6 @@ def group_chunks(slot_ids: Int[Array, "chunks tokens places"], *, num_slots: int
 
     A GPU sorts the references of all chunks together, by chunk, then slot: XLA calls its radix sort
     for one row of numbers alone, and sorts several rows by comparing neighbours many times.
-
-    Args:
-      slot_ids: each below `num_slots`.
-      num_slots: rows of the table.
     """
     ids = slot_ids.reshape(slot_ids.shape[0], -1).astype(jnp.int32)
     # On a GPU in one number, if chunk and slot fit into it.

@@ -58,11 +58,9 @@ def value_scan(
 
     Args:
       values: the table before the first chunk.
-      slot_ids: which slots each token reads.
       rows: what is read and written there, leaves `[chunks, ...]`.
       groups: `group_slots` of each chunk, leaves `[chunks, ...]`.
       write: its formulas; the steps are in the rows already.
-      ops: what reads and adds rows.
     """
     scan = ops.batched(functools.partial(_scan_and_log, ops, write))
     return scan(values, slot_ids, rows, groups)[0]
@@ -158,7 +156,7 @@ def _scan_back(
         log = jnp.concatenate([log[:end], written_bar])
         untouched = end + jnp.arange(num_slots, dtype=jnp.int32)
     touched = groups.slots[:, : logged_rows(num_slots, groups)]
-    next_rows = by_platform(cpu=_next_in_turn, default=_next_by_sort)(touched, untouched)
+    next_rows = next_rows_of(touched, untouched)
 
     runs = groups if ops.runs is None else ops.runs(groups, rows.weights, next_rows)
 
@@ -186,7 +184,7 @@ def _scan_back(
     return values_bar, rows_bar._replace(targets=targets_bar)
 
 
-def _next_in_turn(
+def next_rows_of(
     touched: Int[Array, "chunks distinct"], untouched: Int[Array, " slots"]
 ) -> Int[Array, "chunks distinct"]:
     """Where the next chunk that touches the same slot has logged its row, for each logged row.
@@ -196,6 +194,13 @@ def _next_in_turn(
         outside the table are not used.
       untouched: the place for a slot that no later chunk touches.
     """
+    return by_platform(cpu=_next_in_turn, default=_next_by_sort)(touched, untouched)
+
+
+def _next_in_turn(
+    touched: Int[Array, "chunks distinct"], untouched: Int[Array, " slots"]
+) -> Int[Array, "chunks distinct"]:
+    """`next_rows_of`, one chunk after the other."""
     places = jnp.arange(touched.size, dtype=jnp.int32).reshape(touched.shape)
 
     def body(latest, chunk):
@@ -210,7 +215,7 @@ def _next_in_turn(
 def _next_by_sort(
     touched: Int[Array, "chunks distinct"], untouched: Int[Array, " slots"]
 ) -> Int[Array, "chunks distinct"]:
-    """`_next_in_turn` of all chunks at once: sorted by slot, the next row is the neighbour."""
+    """`next_rows_of` of all chunks at once: sorted by slot, the next row is the neighbour."""
     places = jnp.arange(touched.size, dtype=jnp.int32)
     slots, order = jax.lax.sort((touched.reshape(-1), places), num_keys=1, is_stable=True)
     is_followed = (slots == jnp.append(slots[1:], -1)) & (slots < untouched.size)

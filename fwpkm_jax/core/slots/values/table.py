@@ -63,7 +63,6 @@ def slot_write(
       weights: read weights, `[tokens, places]`.
       errors: from `write.error`, `[tokens, value]`.
       counted: 1 for tokens whose reads count in n, `[tokens]`.
-      write: its formulas.
       scales: multiply the step of each place, `[tokens, places]`; None: 1.
     """
     check_arrays(
@@ -98,8 +97,6 @@ def value_step(
     Args:
       values: `[slots, value]`.
       chunk: leaves `[tokens, ...]`.
-      access: the slots that it reads.
-      write: its formulas.
       scales: as in `slot_write`.
     """
     errors = write.error(slot_read(values, *access), chunk.target, chunk.error_weight[:, None])

@@ -253,10 +253,10 @@ class WithMemories:
 
     def exported(self):
         settings = self.config.fwpkm_jax["model"]["fast_weight"]
-        layers = {
-            name: [Memory(settings, layer.keys[0].float(), layer.values[0].float())]
-            for name, layer in self.memory_layers.items()
-        }
+        layers = {}
+        for name, layer in self.memory_layers.items():
+            wide = torch.promote_types(layer.keys.dtype, torch.float32)
+            layers[name] = [Memory(settings, layer.keys[0].to(wide), layer.values[0].to(wide))]
         return MemoryState(layers, torch.zeros(1, dtype=torch.int32))
 
     def read_and_write(self, name, layer, args):
@@ -331,16 +331,16 @@ class WithMemories:
         facts, arrays = saved_arrays(path)
         if facts["weights"] != self.config.fwpkm_jax["weights"]:
             raise ValueError(f"{path} belongs to other weights {facts['origin']}; use those.")
-        settings, layers = self.config.fwpkm_jax["model"]["fast_weight"], {}
-        for name, layer in self.memory_layers.items():
+        layers = {}
+        for name, (memory,) in self.exported().layers.items():
             place, fast = f"stream/layers/{name}/pending", f"stream/memory/{name}"
             counts = arrays[f"{place}/num_waiting"].tolist()
             names = (f"{fast}/keys", f"{fast}/values", *(f"{place}/tokens/{x}" for x in TOKENS))
-            keys, values, *tokens = (arrays[x].to(layer.keys.device) for x in names)
+            keys, values, *tokens = (arrays[x].to(memory.keys) for x in names)
             made = layers[name] = []
             for i, count in enumerate(counts):
                 waiting = [x[i, :, :count] for x in tokens] if count else None
-                made.append(Memory(settings, keys[i], values[i], waiting))
+                made.append(Memory(memory.settings, keys[i], values[i], waiting))
         num_read = torch.tensor(facts["num_read"], dtype=torch.int32)
         return MemoryState(layers, num_read, len(num_read) // len(counts))
 
@@ -354,7 +354,7 @@ class WithMemories:
             widths = ((rule["num_heads"], rule["key_dim"]), (rule["value_dim"],), (), ())
             for i, (kind, width) in enumerate(zip(TOKENS, widths, strict=True)):
                 x = arrays[f"{place}/tokens/{kind}"] = torch.zeros(
-                    len(memories), state.members, room, *width, dtype=memories[0].values.dtype
+                    len(memories), state.members, room, *width, dtype=torch.float32
                 )
                 for memory, count, own in zip(memories, counts, x, strict=True):
                     if count:
@@ -362,7 +362,7 @@ class WithMemories:
             arrays[f"{place}/num_waiting"] = torch.tensor(counts, dtype=torch.int32)
             for kind in ("keys", "values"):
                 x = torch.stack([getattr(memory, kind) for memory in memories])
-                arrays[f"stream/memory/{name}/{kind}"] = x.cpu()
+                arrays[f"stream/memory/{name}/{kind}"] = x.float().cpu()
         arrays["num_drawn"] = torch.zeros(len(state.num_read), dtype=torch.int32)
         facts = {
             "origin": config["origin"], "note": note, "keep": "memory", "documents": False,

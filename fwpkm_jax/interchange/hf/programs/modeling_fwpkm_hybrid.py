@@ -331,7 +331,8 @@ class FwPKMHybrid(PreTrainedModel, GenerationMixin):
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         x = self.final_norm(x[:, keep])
         head = self.embedding.T if self.head is None else self.head
-        out = {"logits": (x @ head).float(), CACHE: None if use_cache is False else cache}
+        logits = (x @ head).to(torch.promote_types(x.dtype, torch.float32))
+        out = {"logits": logits, CACHE: None if use_cache is False else cache}
         return CausalLMOutputWithPast(**out)
 
 

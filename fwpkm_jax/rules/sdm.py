@@ -1,0 +1,220 @@
+"""Sparse Delta Memory: a table of slots that the gated delta rule writes at every token."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.array_types import Queries, TokenValues, ValueTable
+from fwpkm_jax.core.checks import check_key
+from fwpkm_jax.core.chunks import (
+    Chunk,
+    RunOutput,
+    StepOutput,
+    cast,
+    check_chunk_size,
+    from_chunks,
+    to_chunks,
+)
+from fwpkm_jax.core.slots.delta.addressing import best_slots, unit
+from fwpkm_jax.core.slots.delta.chunks import sparse_delta
+from fwpkm_jax.core.slots.delta.definition import Decay, DeltaTokens, write_and_read
+from fwpkm_jax.core.slots.keys.addressing import slot_weights
+from fwpkm_jax.core.slots.values.table import slot_read
+from fwpkm_jax.core.slots.write import SlotAccess
+from fwpkm_jax.literals import Count, Positive, check_fields
+from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
+
+_BLOCK = 64  # Tokens computed at once; changes speed, and results by rounding only.
+
+
+class SDMMemory(NamedTuple):
+    """Fast weights of one memory: `values` `[slots, value]`, slot = row * subkeys + column."""
+
+    values: ValueTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class SDM(AbstractChunkRule):
+    """A table of slots, a few of which each token writes by the gated delta rule, then reads.
+
+        M[s] <- exp(g) M[s]                          of the slots that the token writes
+        M[s[n]] <- M[s[n]] + k[n] b (v - sum of k[n] M[s[n]])
+        y = sum of q[m] M[s[m]]                      the read slots, after the write
+
+    v is the token's value. The product keys belong to the layer's map to queries, which gives the
+    scores of all rows and columns: of the slots to write, then of those to read, then the logits of
+    decay and strength. g is minus their softplus; b is the sigmoid times the token's write weight,
+    which a memory layer takes from its gate unless `weight_by_gate` is off. The heads of a token
+    share table, value, decay and strength.
+
+    Tokens write one after the other, so that the size of chunks does not matter. The tokens of a
+    chunk of several sequences write in the order in which they lie in it; a memory layer takes one
+    sequence for each memory.
+
+    References: Cabannes et al. 2026, arXiv:2607.07386.
+
+    Example:
+      >>> import jax
+      >>> from fwpkm_jax.rules import SDM
+      >>> rule = SDM(num_subkeys=8, value_dim=6, num_writes=4, num_reads=4)
+      >>> rule.key_dim  # Scores of 8 rows and columns to write and to read, decay and strength.
+      34
+      >>> rule.init(jax.random.key(0)).values.shape  # 8 x 8 slots, a row for each.
+      (64, 6)
+    """
+
+    num_subkeys: Count = 256
+    """Rows, and columns, of slots; the memory has num_subkeys**2 slots."""
+    value_dim: Count = 256
+    """Width of a slot's value."""
+    num_heads: Count = 1
+    """Queries per token; all heads share the table."""
+    num_writes: Count = 64
+    """Slots that each head of a token writes."""
+    num_reads: Count = 64
+    """Slots that each head of a token reads."""
+    temperature: Positive = 1.0
+    """Divides the scores of the chosen slots before the softmax."""
+    write_norm: Literal["softmax", "unit"] = "softmax"
+    """Write weights: softmax over the written slots, or that divided by its Euclidean norm, so that
+    a write of strength 1 replaces all that the token would read where it writes."""
+    decay: Decay | Literal["none"] = "slot"
+    """How much a token's decay acts on the slots that it writes: on all alike, to the power of
+    their write weights ("weighted"), or not at all."""
+    decay_bias: float = -4.6
+    """Added to the projected decay before softplus. -4.6: a write keeps 99 % of a slot at first."""
+    strength_bias: float = 0.0
+    """Added to the projected strength before the sigmoid. 0: a write corrects half at first."""
+
+    reads_own_writes = True
+    long_writes = False  # Each token is a write of its own.
+
+    def __post_init__(self):
+        check_fields(self)
+        for name in ("num_writes", "num_reads"):
+            if getattr(self, name) > self.num_subkeys:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} exceeds num_subkeys={self.num_subkeys}; a head "
+                    "finds at most one slot for each row; lower it."
+                )
+
+    @property
+    def key_dim(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Width of a query: scores of rows and columns to write and to read, decay, strength."""
+        return 4 * self.num_subkeys + 2
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_subkeys**2
+
+    @property
+    def inactive_parameters(self) -> int:
+        used = self.num_heads * (self.num_writes + self.num_reads)
+        return self.value_dim * max(0, self.num_slots - used)
+
+    @classmethod
+    def tiny(cls) -> "SDM":
+        return cls(num_subkeys=4, value_dim=3, num_heads=2, num_writes=2, num_reads=3)
+
+    @functools.cached_property
+    def memory_shapes(self) -> SDMMemory:
+        shape: Any = jax.ShapeDtypeStruct((self.num_slots, self.value_dim), jnp.float32)
+        return SDMMemory(shape)
+
+    def init(self, rng: jax.Array) -> SDMMemory:
+        """A table of zeros."""
+        check_key(rng)
+        return SDMMemory(jnp.zeros((self.num_slots, self.value_dim), jnp.float32))
+
+    def read(self, memory: SDMMemory, query: Queries) -> tuple[TokenValues, SlotAccess]:
+        check_memory(self, memory)
+        check_query(self, query)
+        access = self._reads(query.astype(memory.values.dtype))
+        return slot_read(memory.values, *access), access
+
+    def address(self, memory: SDMMemory, query: Queries) -> tuple[jax.Array, jax.Array]:
+        scores = _scores(query.astype(memory.values.dtype), self.num_subkeys)[1]
+        slot_ids, slot_scores = best_slots(scores, self.num_reads)
+        return slot_ids.reshape(len(query), -1), slot_scores.reshape(len(query), -1)
+
+    def step(self, memory: SDMMemory, chunk: Chunk) -> StepOutput:
+        chunk = cast(chunk, memory.values.dtype)
+        tokens, access = self._tokens(chunk)
+        decay = "slot" if self.decay == "none" else self.decay
+        table, output = write_and_read(memory.values, tokens, decay=decay)
+        return StepOutput(SDMMemory(table), output, access, None)
+
+    def run(self, memory: SDMMemory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
+        check_run(self, memory, sequence)
+        one = jax.tree.map(lambda x: x[None], (memory, sequence))
+        return jax.tree.map(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
+
+    def run_groups(
+        self, memory: SDMMemory, sequence: Chunk, *, chunk_size: int, axes: Any = None
+    ) -> RunOutput:
+        """All slots first, then the table: `core.slots.delta.chunks`."""
+        if axes is not None:
+            return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
+        check_chunk_size(sequence, chunk_size)
+        groups, batch, length = sequence.counted.shape
+        chunks = jax.tree.map(lambda x: to_chunks(x, chunk_size), sequence._replace(cut=None))
+        chunks = cast(chunks, memory.values.dtype)
+        number = chunks.counted.shape[1]
+        # The order of the tokens in their chunks, and chunk after chunk.
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), chunks)
+        tokens, access = jax.tree.map(
+            lambda x: x.reshape(groups, -1, *x.shape[1:]), self._tokens(flat)
+        )
+        decay = "slot" if self.decay == "none" else self.decay
+        table, output = sparse_delta(memory.values, tokens, decay=decay, chunk_size=_BLOCK)
+        output, access = jax.tree.map(
+            lambda x: from_chunks(x.reshape(groups, number, -1, *x.shape[2:]), batch, length),
+            (output, access),
+        )
+        return RunOutput(SDMMemory(table), output, access, None)
+
+    def write(self, memory: SDMMemory, chunk: Chunk) -> SDMMemory:
+        sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
+        return self.run(memory, sequence, chunk_size=chunk.write_weight.shape[0]).memory
+
+    def _tokens(self, chunk: Chunk) -> tuple[DeltaTokens, SlotAccess]:
+        """What tokens write and read, and where they read, leaves `[tokens, ...]`."""
+        (scores, _), tokens = _scores(chunk.query, self.num_subkeys), len(chunk.query)
+        write_ids, write_scores = best_slots(scores, self.num_writes)
+        write_weights = slot_weights(write_scores, temperature=self.temperature)
+        write_weights = write_weights.reshape(tokens, -1)
+        if self.write_norm == "unit":
+            write_weights = unit(write_weights)
+        steps, logits = jnp.mean(chunk.query[:, :, -2:], axis=1).T
+        log_decay = jnp.zeros_like(steps)
+        if self.decay != "none":
+            log_decay = -chunk.counted * jax.nn.softplus(steps + self.decay_bias)
+        access = self._reads(chunk.query)
+        written = DeltaTokens(
+            write_ids=write_ids.reshape(tokens, -1),
+            # Tokens without a weight, such as padding, write nothing, whatever their value is.
+            write_weights=jnp.where(chunk.counted[:, None] > 0, write_weights, 0.0),
+            read_ids=access.slot_ids,
+            read_weights=access.slot_weights,
+            values=jnp.where(chunk.counted[:, None] > 0, chunk.target, 0.0),
+            log_decay=log_decay,
+            strength=chunk.write_weight * jax.nn.sigmoid(logits + self.strength_bias),
+        )
+        return written, access
+
+    def _reads(self, query: Queries) -> SlotAccess:
+        slot_ids, scores = best_slots(_scores(query, self.num_subkeys)[1], self.num_reads)
+        weights = slot_weights(scores, temperature=self.temperature)
+        return SlotAccess(slot_ids.reshape(len(query), -1), weights.reshape(len(query), -1))
+
+
+def _scores(
+    query: Queries, num_subkeys: int
+) -> tuple[Float[Array, "tokens heads 2 subkeys"], Float[Array, "tokens heads 2 subkeys"]]:
+    """Scores of rows and columns: of the slots to write, and of those to read."""
+    scores = query[..., : 4 * num_subkeys].reshape(*query.shape[:2], 2, 2, num_subkeys)
+    return scores[:, :, 0], scores[:, :, 1]

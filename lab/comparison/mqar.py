@@ -38,8 +38,7 @@ class Options:
     """cell: one length and number of pairs. mixed: trained on 4 to 64 pairs, tested to 256.
     stacked: key and value share a position, one layer. reassigned: keys get a second value."""
     memories: tuple[str, ...] = NAMES
-    """Names of the memories, in this order; fwpkm_N and sdm_NxM have N sub-keys
-    and N squared slots, of which a token of sdm_NxM writes M and reads M."""
+    """Names of the memories, in this order; fwpkm_N has N sub-keys and N squared slots."""
     rates: tuple[float, ...] = ()
     """Learning rates to choose from, in this order."""
     seeds: tuple[int, ...] = (0, 1, 2)

@@ -29,21 +29,18 @@ from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory, MatrixMemoryConfig
 from fwpkm_jax.layers.mixers.memory_heads import keys_as_queries
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.rules import SDM, FwMLP, FwPKM
+from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
 CONV_WIDTH = 3
 """Tokens that the first layer's convolution sees."""
 FWPKM_SUBKEYS = (8, 16, 32)
 """Sub-keys of FwPKM's sizes; a memory has their square as slots."""
-SDM_SIZES = ("8x8", "16x16")
-"""Sub-keys of SDM's sizes, and how many slots a token writes, and again reads."""
 PUBLISHED_ATTENTION = "attention_positions"
 """Attention in both layers, with learned positions and no convolution: the published cell."""
 NAMES = (
     *(PUBLISHED_ATTENTION, "attention", "gated_deltanet", "deltanet", "gla", "mamba2"),
     *(f"fwpkm_{n}" for n in FWPKM_SUBKEYS),
-    *(f"sdm_{size}" for size in SDM_SIZES),
     *("titans", "ttt_linear", "ttt_mlp", "lact", "fwmlp", "swa"),
     *(name for name in MATRIX_RULES if name not in ("gated_deltanet", "deltanet", "gla", "mamba2")),
 )
@@ -92,17 +89,6 @@ def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
             lookahead=lookahead,
         )
         return (FastWeightConfig(rule=rule, chunk_size=layout.chunk),)
-    if name.startswith("sdm_"):
-        subkeys, places = map(int, name.removeprefix("sdm_").split("x"))
-        rule = SDM(
-            num_subkeys=subkeys,
-            value_dim=layout.width,
-            num_writes=places,
-            num_reads=places,
-            write_norm="unit",
-        )
-        # SDM projects the strength of a write by itself.
-        return (FastWeightConfig(rule=rule, chunk_size=layout.chunk, weight_by_gate=False),)
     if name == "fwmlp":
         width = layout.width
         rule = FwMLP(lookahead=lookahead, key_dim=width, value_dim=width, hidden_dim=width)
@@ -112,7 +98,9 @@ def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
     matrix |= dict.fromkeys(("key_head_dim", "value_head_dim"), head_dim)
     rules = ()
     if name in MATRIX_RULES:  # The convolution before the layer is the same for all.
-        rules = (replace(MATRIX_RULES[name](), convolution=False),)
+        rule = replace(MATRIX_RULES[name](), convolution=False)
+        # Documents are short. It changes results by rounding only.
+        rules = (replace(rule, chunk_size=16) if name == "sdm_heads" else rule,)
     model = ModelConfig(
         mixers=(name,),
         window=layout.chunk,
@@ -291,14 +279,9 @@ def _tie(layer: nnx.Module) -> None:
     elif isinstance(layer, LaCT):
         projection, keys = layer.qkv_proj, layer.qkv_proj.in_features
         projection.kernel[...] = keys_as_queries(projection.kernel[...], keys)
-    elif isinstance(layer, FastWeight) and isinstance(layer.config.rule, SDM):
-        # One head: the scores of rows and columns to write, then of those to read.
-        kernel, scores = layer.query_proj.kernel[...], 2 * layer.config.rule.num_subkeys
-        read = kernel[:, scores : 2 * scores]
-        layer.query_proj.kernel[...] = kernel.at[:, :scores].set(read)
     else:
         raise ValueError(
-            "tied_start is for matrix memories, Titans, TTT, LaCT and SDM, not for "
+            "tied_start is for matrix memories, Titans, TTT and LaCT, not for "
             f"{type(layer).__name__}; leave it out."
         )
 
@@ -318,8 +301,6 @@ def state_bytes(name: str, layout: Layout, *, length: int) -> tuple[int, int]:
                 kept.append(jnp.zeros((CONV_WIDTH - 1, layout.width)))
             elif isinstance(layer, FastWeight):
                 kept.append(layer.init_memory(jax.random.key(0)))
-                if layer.config.rule.reads_own_writes:  # No token waits for its write.
-                    continue
                 size = {"max_chunk_size": layout.chunk, "dtype": jnp.float32}
                 kept.append(layer.init_pending(1, 1, **size))
             elif isinstance(layer, AbstractMixer):
@@ -328,12 +309,16 @@ def state_bytes(name: str, layout: Layout, *, length: int) -> tuple[int, int]:
 
     total = _bytes(jax.eval_shape(state))
     unread = sum(_unread(layer) for layer in layers_of(name, layout))
+    if name == "sdm_heads":
+        head_dim = layout.head_dim or layout.width // layout.heads
+        rows = head_dim // 2  # As many slots are written, and as many read.
+        unread = 4 * layout.heads * head_dim * max(0, rows**2 - 2 * rows)
     return total, total - unread
 
 
 def _unread(layer: Layer) -> int:
     """Bytes of the slots that a token does not read."""
-    if not isinstance(layer, FastWeightConfig) or not isinstance(layer.rule, FwPKM | SDM):
+    if not isinstance(layer, FastWeightConfig) or not isinstance(layer.rule, FwPKM):
         return 0
     return 4 * layer.rule.inactive_parameters
 

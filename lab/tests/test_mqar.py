@@ -87,10 +87,10 @@ def test_state_counts_convolutions_and_waiting_tokens():
     waiting = total - convolution - keys - table
     assert waiting >= 4 * 5 * (8 + 8)  # A chunk and the token that its last one is paired with.
     assert touched == total - table + chosen
-    # SDM has no keys in its state, and no token waits.
-    table, chosen = 4 * 16 * 16 * 8, 4 * (4 + 4) * 8
+    # Two tables of SDM: 3 x 3 slots of 6 numbers, of which 3 are written and 3 read.
+    table, chosen = 4 * 2 * 9 * 6, 4 * 2 * (3 + 3) * 6
     expected = convolution + table, convolution + chosen
-    assert mqar_decoder.state_bytes("sdm_16x4", layout, length=32) == expected
+    assert mqar_decoder.state_bytes("sdm_heads", wide, length=32) == expected
 
 
 @pytest.mark.parametrize("name", mqar_decoder.NAMES)
@@ -248,7 +248,7 @@ def test_a_warm_up_raises_the_rate_update_by_update():
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["titans", "lact", "ttt_linear", "sdm_8x4"])
+@pytest.mark.parametrize("name", ["titans", "lact", "ttt_linear"])
 def test_a_tied_start_changes_the_map_to_keys_only(name):
     layout = Layout(vocabulary=64, width=16, heads=2, chunk=4, stacked=True)
     drawn, tied = (
@@ -263,8 +263,6 @@ def test_a_tied_start_changes_the_map_to_keys_only(name):
     layer: Any = tied.layers[0]
     if name == "lact":
         query, key, _ = np.split(np.asarray(layer.qkv_proj.kernel[...]), 3, axis=1)
-    elif name == "sdm_8x4":
-        key, query, _ = np.split(np.asarray(layer.query_proj.kernel[...]), [16, 32], axis=1)
     else:
         query, key = layer.query_proj.kernel[...], layer.key_proj.kernel[...]
     np.testing.assert_array_equal(query, key)

@@ -108,6 +108,7 @@ def test_chunks_equal_the_page_gradients_included(chunk_size, decay, strongest):
         assert np.any(np.asarray(leaf) != 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("float64")
 def test_the_form_for_other_devices_gives_the_same():
     tables, tokens = sample(7)
@@ -152,6 +153,7 @@ def test_a_token_without_weights_changes_no_bit():
     np.testing.assert_array_equal(out.table, tables.astype(np.float32))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("float64")
 def test_a_sequence_may_be_cut_anywhere():
     tables, tokens = jax.tree.map(jnp.asarray, sample(6))

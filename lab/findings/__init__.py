@@ -2,7 +2,11 @@
 
 FINDINGS = (
     *("recall", "generalise", "text", "forgetting", "comparison", "states", "performance"),
+<<<<<<< HEAD
     *("readme", "objections", "lookup", "account"),
+=======
+    *("readme", "objections", "lookup", "sdm"),
+>>>>>>> s3-study
 )
 """Modules that a page's comment can name."""
 PARTS = ("answer", "table", "notes", "results", "gains", "costs")

@@ -20,7 +20,7 @@ from fwpkm_jax.data import RecallData
 from fwpkm_jax.paper.models import paper_model
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES
-from lab.findings import comparison, generalise, lookup, performance, text
+from lab.findings import comparison, generalise, lookup, performance, sdm, text
 from lab.findings.needles import HALF
 from lab.findings.stored import Line, document_of, lines_of
 from lab.study.configs import variant
@@ -75,6 +75,7 @@ def measured() -> dict[str, tuple[str, ...]]:
         "performance.md": _performance(),
         "real_size.md": _real_size(),
         "lookup.md": _lookup(),
+        "sdm.md": _sdm(),
     }
 
 
@@ -205,6 +206,25 @@ def _comparison() -> tuple[str, ...]:
         f"its bytes are those of {trained[-1]} pairs",
         f"{min(reads):.0f} to {max(reads):.0f} kB",
         f"{min(minutes):.0f} to {max(minutes):.0f} CPU minutes a run",
+    )
+
+
+def _sdm() -> tuple[str, ...]:
+    fwpkm, heads = (sdm.runs(memory)[0] for memory in sdm.MEMORIES)
+    about = fwpkm["settings"]
+    ((pairs, _, _),), ((_, _, tested),) = about["train"], about["test"]
+    width = about["width"] // about["heads"]
+    rows = width // 2
+    reads = {round(run["bytes_touched"] / 1000) for run in (fwpkm, heads)}
+    assert heads["state_bytes"] == 4 * about["heads"] * rows**2 * width
+    return (
+        f"a document states {pairs} pairs",
+        f"{fwpkm['steps']} updates of {about['batch_size']} documents at the",
+        f"a test with {tested} documents",
+        f"a table of {rows**2} slots of {width} numbers",
+        f"one table of {rows**2} slots of {about['width']} numbers",
+        f"reads the {rows} slots that it writes and {rows} others",
+        f"Both read about {reads.pop()} kB",
     )
 
 
@@ -402,6 +422,10 @@ SET: dict[str, tuple[str, ...]] = {
     "comparison.md": (
         "if it has 256 slots or more",
         "with as many bytes as 256 slots",
+    ),
+    "sdm.md": (
+        "A FwPKM token reads 8 slots",
+        "FwPKM's rate of 1e-2 had not begun to learn after 40 updates",
     ),
     "state_tracking.md": (
         "A write of strength up to 1 shrinks the state along its key; one of strength 2 reflects",

@@ -12,6 +12,7 @@ from lab.findings import (
     objections,
     performance,
     recall,
+    sdm,
     states,
     stored,
     text,
@@ -173,6 +174,20 @@ def test_bytes_per_pair_are_the_state_over_the_most_pairs_answered():
     assert wide[0] == pytest.approx(sparse[0], rel=0.03)
 
 
+def test_fwpkm_and_sdm_had_the_same_training_and_almost_as_many_bytes():
+    fwpkm, heads = (sdm.runs(memory) for memory in sdm.MEMORIES)
+    assert [run["seed"] for run in fwpkm] == [0, 1, 2]
+    assert [run["seed"] for run in heads] == [0]
+    assert {run["steps"] for run in (*fwpkm, *heads)} == {160}
+    about, other = (dict(run[0]["settings"]) for run in (fwpkm, heads))
+    assert other.pop("tied_start")  # FwPKM has one map.
+    assert about == other
+    for name, most in (("state_bytes", 0.1), ("bytes_touched", 0.01)):
+        assert heads[0][name] == pytest.approx(fwpkm[0][name], rel=most)
+    right = [run["test"][0]["accuracy"] for run in heads]
+    assert sdm.share("SDM").mean == pytest.approx(np.mean(right))
+
+
 def test_an_answer_in_other_words_is_a_first_digit_and_the_five_after_it():
     line = next(x for x in lines("other_words_cpu.jsonl") if x["words"] == "a longer sentence")
     assert len(line["digits"]) == 6
@@ -186,7 +201,8 @@ def test_an_answer_in_other_words_is_a_first_digit_and_the_five_after_it():
 
 
 @pytest.mark.parametrize(
-    "module", [recall, generalise, lookup, text, forgetting, comparison, states, performance]
+    "module",
+    [recall, generalise, lookup, text, forgetting, comparison, sdm, states, performance],
 )
 def test_a_table_has_at_most_eight_rows_of_at_most_six_cells(module):
     rows = module.table().splitlines()

@@ -2,11 +2,7 @@
 
 FINDINGS = (
     *("recall", "generalise", "text", "forgetting", "comparison", "states", "performance"),
-<<<<<<< HEAD
-    *("readme", "objections", "lookup", "account"),
-=======
-    *("readme", "objections", "lookup", "sdm"),
->>>>>>> s3-study
+    *("readme", "objections", "lookup", "account", "sdm"),
 )
 """Modules that a page's comment can name."""
 PARTS = ("answer", "table", "notes", "results", "gains", "costs")

@@ -409,8 +409,7 @@ def sparse_tokens(length, *, slots=7, writes=3, reads=2, value=4):
     }
 
 
-def test_sparse_delta_writes_and_reads_its_slots_and_starts_documents_from_zeros(monkeypatch):
-    monkeypatch.setattr(functions, "_BLOCK", 4)
+def test_sparse_delta_writes_and_reads_its_slots_and_starts_documents_from_zeros():
     given = sparse_tokens(9)
     table = given.pop("table")
     alone = jax.vmap(lambda table, given: write_and_read(table, DeltaTokens(*given)))

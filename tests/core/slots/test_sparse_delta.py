@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fwpkm_jax.core.platform import compiled_for
 from fwpkm_jax.core.slots.delta.chunks import sparse_delta
 from fwpkm_jax.core.slots.delta.definition import DeltaTokens, write_and_read
 
@@ -105,6 +106,17 @@ def test_chunks_equal_the_page_gradients_included(chunk_size, decay, strongest):
     assert_trees_close(ours, theirs, rtol=EXACT, atol=EXACT)
     for leaf in jax.tree.leaves(theirs):
         assert np.any(np.asarray(leaf) != 0)
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_form_for_other_devices_gives_the_same():
+    tables, tokens = sample(7)
+    cotangents = tables[:, ::-1], tokens.values[:, ::-1]
+    chunked = functools.partial(sparse_delta, chunk_size=8)
+    here = with_gradients(chunked, tables, tokens, cotangents)
+    with compiled_for("gpu"):
+        there = with_gradients(chunked, tables, tokens, cotangents)
+    assert_trees_close(there, here, rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.usefixtures("float64")

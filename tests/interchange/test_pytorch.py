@@ -180,7 +180,9 @@ def test_in_float64_logits_and_rows_differ_by_rounding_alone(name, exports, load
     """So the differences in float32 above are no other computation."""
     model, folder, weights = exports(name)
     tokens, mask = a_batch()
-    with in_float64(load(folder / "out")) as lm:
+    # The grouped products that the library takes for experts know no float64.
+    options = {"experts_implementation": "eager"} if name.endswith("moe") else {}
+    with in_float64(load(folder / "out", **options)) as lm:
         logits, _ = read_in_pieces(lm, tokens, mask, [50, 51, 200])
         state = lm.memory_state()
     expected, stream = streamed(model, weights, tokens, mask, groups=2, wide=True)

@@ -120,7 +120,7 @@ def _from_json_dataclass(values: Any, annotation: type, path: str, whole: bool) 
         raise ValueError(f"{path}={values!r} must be an object with the fields of a section.")
     values = dict(values)
     classes = {cls.__name__: cls for cls in final_classes(annotation)}
-    name = values.pop("class", annotation.__name__)
+    name = values.pop("class", None if inspect.isabstract(annotation) else annotation.__name__)
     if not isinstance(name, str) or name not in classes:
         hint = nearest(str(name), classes)
         raise UnknownNameError(f"{path}.class={name!r} is none of {sorted(classes)}{hint}.")

@@ -44,8 +44,6 @@ from pallas_kernels.slot_read import slot_read
 
 SegmentIds = Int[Array, "batch length"]
 
-_BLOCK = 64  # Tokens that `sparse_delta` computes at once; changes results by rounding only.
-
 
 def gated_delta_rule(
     q: Float[Array, "batch length heads key"],
@@ -427,10 +425,10 @@ def sparse_delta(
         g, beta = (jnp.where(real, x, 0) for x in (g, beta))
     written = _inside(table, write_ids, write_weights)
     tokens = DeltaTokens(*written, *_inside(table, read_ids, read_weights), v, g, beta)
-    how: dict[str, Any] = {"decay": decay, "chunk_size": _BLOCK}
     if starts is None:
-        return delta_chunks.sparse_delta(table, tokens, **how)
-    return sparse_delta_in_documents(table, tokens, starts, fresh=jnp.zeros_like(table), **how)
+        return delta_chunks.sparse_delta(table, tokens, decay=decay)
+    empty = jnp.zeros_like(table)
+    return sparse_delta_in_documents(table, tokens, starts, fresh=empty, decay=decay)
 
 
 def linear_cross_entropy(

@@ -189,7 +189,7 @@ def test_a_lookup_is_the_softmax_of_the_best_of_all_slots(subkeys, top_k, score)
 
 
 @each_size
-@pytest.mark.by_default("small_packed", "large")
+@pytest.mark.by_default("small_packed")
 def test_fwpkm_is_its_definition_chunk_by_chunk(size):
     rule = FwPKM(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
     length, chunk = sum(LENGTHS[size]), 40 if "large" in size else 4
@@ -409,8 +409,8 @@ def sparse_tokens(length, *, slots=7, writes=3, reads=2, value=4):
     }
 
 
-def test_sparse_delta_writes_and_reads_its_slots_and_starts_documents_from_zeros(monkeypatch):
-    monkeypatch.setattr(functions, "_BLOCK", 4)
+@pytest.mark.thorough
+def test_sparse_delta_writes_and_reads_its_slots_and_starts_documents_from_zeros():
     given = sparse_tokens(9)
     table = given.pop("table")
     alone = jax.vmap(lambda table, given: write_and_read(table, DeltaTokens(*given)))

@@ -95,7 +95,7 @@ _COMPARED = {
         comparison=gated_delta.COMPARISON,
         names=("five_chunks", "wide", "widest"),
         tiny=("narrow",),
-        folders=("gated_delta",),
+        folders=("gated_delta", "recurrence"),
         heavy=("wide", "widest"),
     ),
     "cross_entropy": _Compared(
@@ -336,7 +336,7 @@ def _chosen(comparison: Comparison, dtype: str) -> dict[str, Any]:
     return {}
 
 
-_KEYS = ("key_scan", "product_top_k", "gated_delta")
+_KEYS = ("key_scan", "product_top_k", "gated_delta", "recurrence")
 """The kernels of the keys, and the folders from which they import."""
 _CHOICES: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "product_top_k": (_chosen_selection, ("product_top_k",)),
@@ -344,7 +344,7 @@ _CHOICES: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "value_scan": (_chosen_rows, ("slot_read", "slot_add")),
     "chunk_gated_delta_rule": (
         partial(_chosen, gated_delta.COMPARISON, "float32"),
-        ("gated_delta",),
+        ("gated_delta", "recurrence"),
     ),
     "cross_entropy": (partial(_chosen, cross_entropy.COMPARISON, "bfloat16"), ("cross_entropy",)),
     "short_convolution": (

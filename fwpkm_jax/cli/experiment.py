@@ -25,7 +25,7 @@ from fwpkm_jax.io.options import read_options
 from fwpkm_jax.layers import FastWeightConfig
 from fwpkm_jax.layers.mixers import AbstractMixerConfig, AttentionConfig, GatedDeltaNetConfig
 from fwpkm_jax.layers.mixers.registry import mixer_config, mixer_names
-from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.config import Mixer, ModelConfig
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run.train import resume_experiment
 
@@ -231,7 +231,7 @@ def _mixer(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         if not named and text == "None":
             return None
         try:
-            return from_json(json.loads(text), AbstractMixerConfig, path=path)
+            return from_json(json.loads(text), Mixer, path=path)
         except ValueError as error:  # tyro would not print its message.
             raise TypeError(f"{path}={text!r}: {error}") from error
 

@@ -1,6 +1,7 @@
 """Fast-weight product-key memory: a large table of slots, rewritten where it was read."""
 
 import functools
+import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -67,7 +68,7 @@ from fwpkm_jax.core.slots.write import (
 from fwpkm_jax.literals import Bound, Count, Natural, NotNegative, Positive, check_fields
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 from pallas_kernels import slot_read as read_kernels
-from pallas_kernels.dispatch import Backend
+from pallas_kernels.dispatch import Backend, Kernel
 from pallas_kernels.key_scan import KEY_SCAN, key_loops
 from pallas_kernels.product_top_k import choose_sub_keys, pair_sub_keys
 from pallas_kernels.row_ops import VALUE_SCAN, row_ops
@@ -512,7 +513,9 @@ def _key_loops(
     request = "auto" if rule.backend == "pallas" else rule.backend
     arrays = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in (keys, queries))
     chosen = KEY_SCAN.choose(request, *arrays, rule.top_k, _key_write(rule))
-    return KeyLoops() if chosen == "reference" else key_loops(chosen, rule.top_k)
+    return (
+        KeyLoops() if chosen == "reference" else key_loops(typing.cast(Kernel, chosen), rule.top_k)
+    )
 
 
 @functools.cache

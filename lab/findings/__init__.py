@@ -2,7 +2,7 @@
 
 FINDINGS = (
     *("recall", "generalise", "text", "forgetting", "comparison", "states", "performance"),
-    *("readme", "objections", "lookup", "sdm"),
+    *("readme", "objections", "lookup", "account", "sdm"),
 )
 """Modules that a page's comment can name."""
 PARTS = ("answer", "table", "notes", "results", "gains", "costs")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from benchmarks.paper.published import PUBLISHED
 from lab.findings import forgetting, performance, recall, text
-from lab.findings.stored import markdown, over_books_and_seeds
+from lab.findings.stored import lines_of, markdown, over_books_and_seeds
 
 
 def results() -> str:
-    """Five rows in plain words: recall, text, speed, cost, and what does not work."""
+    """Six rows in plain words: a real model, recall, text, speed, cost, what does not work."""
     later = over_books_and_seeds(text.difference(text.LONG, "later"))
     facts, frozen = recall.facts()
     kept = [
@@ -19,6 +19,7 @@ def results() -> str:
     theirs = [PUBLISHED[x].samples_per_second for x in models]
     low, high = performance.longer_cpu()
     rows = [
+        ["a real model", _real_model()],
         [
             "recall",
             f"Of facts stated 96 to 255 tokens earlier, outside attention, {100 * facts:.1f} % are"
@@ -47,6 +48,23 @@ def results() -> str:
         ],
     ]
     return markdown(["", ""], rows)
+
+
+def _real_model() -> str:
+    """What SmolLM2 answers of an earlier session, beside its controls."""
+    asked = [x for x in lines_of("real_model_cpu.jsonl") if x["what"] == "asked"]
+    lines = [x for x in asked if (x["memory"], x["sessions_file"]) == ("attention", "generated")]
+    of = {x["condition"]: x for x in lines}
+    written = of["written"]
+    low, high = (100 * (written["exact"] + sign * written["interval"]) for sign in (-1, 1))
+    shares = [100 * of[x]["exact"] for x in ("not written", "the base, all in its context")]
+    return (
+        "SmolLM2-135M, frozen, with a memory that was trained alone, answers"
+        f" {100 * written['exact']:.0f} % [{low:.0f}, {high:.0f}] of what an earlier conversation"
+        f" told exactly, in wordings that training never had; {shares[0]:.0f} % if the memory is"
+        f" not written, and {shares[1]:.0f} % without a memory, with all in its context"
+        " ([measured](docs/measurements/real_model.md))."
+    )
 
 
 def gains() -> str:

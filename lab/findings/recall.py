@@ -154,7 +154,7 @@ def notes() -> str:
     return "\n".join(
         [
             "- The models were trained to answer, with the sentence that is asked"
-            f" ([](generalise.md)). {len(asked)} models of plain text answer"
+            f" ([Does it generalise?](generalise.md)). {len(asked)} models of plain text answer"
             f" {sum(asked) * 100:.0f} of 100 facts each.",
             f"- With gates initialised at a half some of the {len(once)} trainings stay weak"
             f" ({once[0]:.2f} after one reading, the best {once[-1]:.2f}). Three seeds were trained"

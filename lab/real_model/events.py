@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FILE = Path(__file__).parent / "events.txt"
 _ADVERBS = ["", "", "", "just ", "also ", "finally ", "once ", "really ", "probably "]
@@ -124,7 +124,8 @@ class Relations:
             statements = [one for one, _ in pairs if self._wanted(one)]
             questions = [one for _, one in pairs if self._wanted(one)]
             if statements and questions:
-                return Relation(*head, [name], statements, questions, has_noun=False)
+                owner, kind = head
+                return Relation(owner, kind, [name], statements, questions, has_noun=False)
 
     def _of_noun(self, rng: random.Random) -> tuple:
         owner, kind, noun = rng.choice(self._nouns)
@@ -189,7 +190,7 @@ class Relations:
         return make, f"{verb.base} {preposition}", ("I" if first_person else "p", value_kind)
 
 
-def _phrase(rng: random.Random, verb: _Verb, time: str, *, question: bool = False):
+def _phrase(rng: random.Random, verb: _Verb, time: str, *, question: bool = False) -> Any:
     """What N does, or of a direct question the words before N and behind it."""
     third = _third(verb.base)
     if time == "past":

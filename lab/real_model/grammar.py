@@ -379,7 +379,8 @@ def _relations(text: str) -> list[Relation]:
     for line in text.splitlines():
         if line.startswith("="):
             kinds, *nouns = line[1:].split("|")
-            relations.append(Relation(*kinds.split(), [noun.strip() for noun in nouns], [], []))
+            owner, kind = kinds.split()
+            relations.append(Relation(owner, kind, [noun.strip() for noun in nouns], [], []))
         elif line.startswith("+"):
             relations[-1].statements.append(line[2:])
         elif line.startswith("?"):

@@ -91,7 +91,7 @@ def test_on_an_h100_the_gated_delta_rules_kernels_spill_no_registers(dtype):
     assert all(row["spill_store_bytes"] == 0 < row["registers"] for row in rows)
     # An inverse by masks of the whole chunk had 6,500 instructions and 61 barriers with bfloat16.
     prepare = next(row for row in rows if row["kernel"] == "prepare")
-    assert prepare["instructions"] < (2500 if dtype == "bfloat16" else 3600)
+    assert prepare["instructions"] < (3000 if dtype == "bfloat16" else 3600)
     assert prepare["barriers"] < 25
 
 

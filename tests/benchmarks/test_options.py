@@ -75,7 +75,7 @@ def test_every_option_is_used_by_a_test(name):
 
 
 def test_all_programs_are_found():
-    assert len(PROGRAMS) == 32
+    assert len(PROGRAMS) == 33
     other = set(with_a_command("benchmarks")) - set(PROGRAMS)
     # Those of `benchmarks.paper` read their options as `fwpkm` does and have tests of their own.
     known = ("peer_", "processes", "__main__", "cost", "loss_difference")

@@ -118,9 +118,9 @@ def test_the_shipped_configs_are_listed_with_a_line_for_each_file(capsys):
     names = [name for line in lines if not line.startswith(" ") for name in line.split()]
     assert sorted(names) == sorted(shipped_configs())
     assert all(len(line) > 20 for line in lines if line.startswith("    "))
-    (needs,) = (line for line in lines if line.startswith("    Needs "))
-    assert needs.startswith("    Needs data/longcrawl64.train.bin, data/fineweb_edu.train.bin, ")
-    assert "docs/howto/data.md" in needs
+    needs = [line for line in lines if line.startswith("    Needs ")]
+    assert any(x.startswith("    Needs data/longcrawl64.train.bin, data/fin") for x in needs)
+    assert all("docs/howto/data.md" in x for x in needs)
     assert (ROOT / "docs" / "howto" / "data.md").exists()
 
 

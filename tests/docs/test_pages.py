@@ -52,6 +52,11 @@ def test_a_link_leads_to_a_heading_of_a_page():
             assert anchor in anchors(target), f"{page}: {path}#{anchor}"
 
 
+def test_a_link_has_a_text():
+    """Which the site would write by itself, and a reader of the repository would not see."""
+    assert [page for page in PAGES if "[](" in page.read_text()] == []
+
+
 def test_a_table_has_no_blank_line():
     """It would end the table, and show its other rows as text."""
     for page in PAGES:

@@ -14,6 +14,7 @@ from fwpkm_jax.data.sessions import SessionRows
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.layers.lora import LoRAConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.mixers.in_place import InPlaceConfig
 from fwpkm_jax.layers.mixers.lact import LaCTConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig, MatrixMixerConfig
 from fwpkm_jax.layers.mixers.titans import TitansConfig
@@ -21,7 +22,7 @@ from fwpkm_jax.layers.mixers.titans_variants import TitansMixerConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.layers.rotary import Llama3Scaling, YarnConfig
 from fwpkm_jax.models.config import Mixer
-from fwpkm_jax.rules import FwMLP
+from fwpkm_jax.rules import SDM, FwMLP
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from fwpkm_jax.rules.matrix.deltanet import DeltaNet
 from tests.training.tiny_config import get_config
@@ -81,8 +82,13 @@ def bases() -> dict[str, Experiment]:
             ),
         },
         "objects": {
+            "fast_weight": dataclasses.replace(
+                tiny.model.fast_weight,
+                rule=SDM(num_subkeys=4, value_dim=8, num_writes=2, num_reads=2),
+            ),
             "mixers": (
                 MatrixMixerConfig(rule=DeltaNet(), **heads),
+                InPlaceConfig(hidden_dim=8, chunk_size=8),
                 TitansMixerConfig(
                     variant="mag",
                     memory=TitansConfig(num_heads=1, head_dim=8, chunk_size=8),

@@ -42,6 +42,9 @@ ZERO_MEANS_SOMETHING = {
     "FwMLP.learning_rate",
     "FwMLP.weight_decay",
     "FwPKM.addressing_weight",
+    "InPlaceConfig.learning_rate",
+    "SDM.decay_bias",
+    "SDM.strength_bias",
     "FwPKM.learning_rate",
     "FwPKM.lookahead",
     "FwPKM.value_step",
@@ -69,6 +72,8 @@ NEGATIVE_MEANS_SOMETHING = {
     "FastWeightConfig.gate_bias",
     "PreconditionedGatedDeltaNet.center",
     "PreconditionedKDA.center",
+    "SDM.decay_bias",
+    "SDM.strength_bias",
 }
 """Fields whose numbers may be below 0."""
 

@@ -88,7 +88,7 @@ def test_the_balance_is_least_where_experts_are_used_alike():
 def test_settings_that_do_not_go_together_are_refused():
     with pytest.raises(ValueError, match="top_k=3 must lie between 1 and num_experts=2"):
         ExpertsConfig(num_experts=2, top_k=3)
-    with pytest.raises(ValueError, match="shared_dim=0 must be at least 1, or None"):
+    with pytest.raises(ValueError, match="shared_dim=0 is too small; use 1 or more"):
         ExpertsConfig(shared_dim=0)
     with pytest.raises(ValueError, match=r"pkm_layers and expert_layers share \[1\]"):
         ModelConfig(pkm_layers=(1,), expert_layers=(1,))

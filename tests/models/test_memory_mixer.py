@@ -27,6 +27,7 @@ def build(config: ModelConfig) -> LanguageModel:
     return LanguageModel(config, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.thorough
 def test_without_the_memorys_output_the_model_is_the_one_without_both():
     model, plain = build(MODEL), build(PLAIN)
     for one in (model, plain):
@@ -54,6 +55,7 @@ def test_a_query_depends_on_the_words_in_the_window_and_on_no_other():
     assert [changed(place) for place in range(8)] == [False] * 4 + [True] * 4
 
 
+@pytest.mark.by_default("memory")
 @pytest.mark.parametrize("keep", ["all", "memory"])
 def test_a_saved_memory_begins_with_an_empty_window_or_goes_on(tmp_path, keep):
     model = build(MODEL)
@@ -71,6 +73,7 @@ def test_a_saved_memory_begins_with_an_empty_window_or_goes_on(tmp_path, keep):
         assert (np.asarray(cache.positions) == -1).all()
 
 
+@pytest.mark.thorough
 def test_caches_of_a_new_document_hold_no_word_of_the_one_before():
     model = build(MODEL)
     memory = model.init_memory(jax.random.key(0))

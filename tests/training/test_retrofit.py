@@ -72,6 +72,7 @@ def trained(base):
     return base.parent / "new", stream.getvalue(), result.state
 
 
+@pytest.mark.thorough
 def test_the_command_of_the_page_on_sessions_trains_the_memory_alone(tmp_path):
     page = (Path(__file__).parents[2] / "docs/howto/sessions.md").read_text()
     command = re.search(r"```shell\nfwpkm train (.*?)```", page, re.DOTALL)[1]

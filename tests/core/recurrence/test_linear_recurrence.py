@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.recurrence.linear_recurrence import Erasure, chunk_recurrence
+from fwpkm_jax.core.recurrence.linear_recurrence import Erasure, Together, chunk_recurrence
 
 BATCH, HEADS, KEY, VALUE = 1, 2, 4, 3
 
@@ -88,11 +88,12 @@ def test_chunks_equal_the_plain_loop(options):
     read, together = options.get("read", "key"), options.get("together", False)
     arguments = sample(length=9, **{name: x for name, x in options.items() if name != "together"})
     # A chunk's size need be neither a power of two nor a multiple of the steps.
-    forms = {"read": read, "together": together}
-    actual = jax.jit(lambda x: run(x, chunk_size=7, **forms))(to_jax(arguments, jnp.float64))
-    chex.assert_trees_all_close(
-        tuple(actual), plain_loop(arguments, **forms), rtol=1e-10, atol=1e-12
-    )
+    given = to_jax(arguments, jnp.float64)
+    if together:
+        given["beta"] = Together(given["beta"])
+    actual = jax.jit(lambda x: run(x, chunk_size=7, read=read))(given)
+    expected = plain_loop(arguments, read=read, together=together)
+    chex.assert_trees_all_close(tuple(actual), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_any_decay_keeps_float32_exact_and_gradients_finite():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fwpkm_jax.core.platform import compiled_for
 from fwpkm_jax.core.slots.delta.chunks import sparse_delta
 from fwpkm_jax.core.slots.delta.definition import DeltaTokens, write_and_read
 
@@ -107,6 +108,18 @@ def test_chunks_equal_the_page_gradients_included(chunk_size, decay, strongest):
         assert np.any(np.asarray(leaf) != 0)
 
 
+@pytest.mark.thorough
+@pytest.mark.usefixtures("float64")
+def test_the_form_for_other_devices_gives_the_same():
+    tables, tokens = sample(7)
+    cotangents = tables[:, ::-1], tokens.values[:, ::-1]
+    chunked = functools.partial(sparse_delta, chunk_size=8)
+    here = with_gradients(chunked, tables, tokens, cotangents)
+    with compiled_for("gpu"):
+        there = with_gradients(chunked, tables, tokens, cotangents)
+    assert_trees_close(there, here, rtol=EXACT, atol=EXACT)
+
+
 @pytest.mark.usefixtures("float64")
 def test_only_outputs_may_have_a_gradient():
     """The loss then leaves the final tables out, and the tables themselves are constants."""
@@ -140,6 +153,7 @@ def test_a_token_without_weights_changes_no_bit():
     np.testing.assert_array_equal(out.table, tables.astype(np.float32))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("float64")
 def test_a_sequence_may_be_cut_anywhere():
     tables, tokens = jax.tree.map(jnp.asarray, sample(6))

@@ -79,6 +79,7 @@ def rule_of(lookahead):
         targets=lambda value: shift_left(value, lookahead),
         chunk=lambda query, target, weights: Chunk(query, target, *weights),
         lookahead=lookahead,
+        reads_own_writes=False,
     )
 
 

@@ -37,7 +37,7 @@ def test_the_function_gives_the_arrays(path):
     decay = "weighted" if path.stem == "weighted" else "slot"
     exact = {name: jnp.asarray(arrays[name], jnp.float64) for name in (*FLOATS, "co", "ct")}
     ids = {name: jnp.asarray(arrays[name]) for name in make.IDS}
-    run = functools.partial(functions.sparse_delta, **ids, decay=decay, chunk_size=4)
+    run = functools.partial(functions.sparse_delta, **ids, decay=decay)
 
     @jax.jit
     def both(floats):

@@ -77,6 +77,7 @@ def assert_close(actual, expected):
     )
 
 
+@pytest.mark.by_default("[4, 3, 2]")
 @pytest.mark.parametrize("lengths", [[LENGTH], [1] * LENGTH, [4, 3, 2]], ids=str)
 def test_a_stream_of_any_cut_equals_the_pass(lengths):
     x, memory = tokens(), written_memory()
@@ -90,6 +91,7 @@ def test_a_stream_of_any_cut_equals_the_pass(lengths):
         assert_close(found[kept], np.asarray(expected)[kept])
 
 
+@pytest.mark.thorough
 def test_documents_read_and_write_as_if_alone():
     x, memory = tokens(1), written_memory()
     starts = np.zeros((BATCH, LENGTH), bool)

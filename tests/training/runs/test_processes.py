@@ -273,7 +273,10 @@ def test_a_run_stores_no_processes(tmp_path):
             {"coordinator": "a:1", "num_processes": 2, "process_id": 2},
             "process_id=2 must be",
         ),
-        ({"coordinator": "a:1", "num_processes": 0, "process_id": 0}, "num_processes=0 must be"),
+        (
+            {"coordinator": "a:1", "num_processes": 0, "process_id": 0},
+            "num_processes=0 is too small",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_together_are_named(fields, message):

@@ -426,6 +426,7 @@ SET: dict[str, tuple[str, ...]] = {
     "sdm.md": (
         "A FwPKM token reads 8 slots",
         "FwPKM's rate of 1e-2 had not begun to learn after 40 updates",
+        "at 3.16e-3 it had just begun to learn after 40 updates, at 1e-2 it had not after 80",
     ),
     "state_tracking.md": (
         "A write of strength up to 1 shrinks the state along its key; one of strength 2 reflects",

@@ -19,7 +19,8 @@ from fwpkm_jax.core.chunks import (
     from_chunks,
     to_chunks,
 )
-from fwpkm_jax.core.slots.delta.addressing import best_slots, unit
+from fwpkm_jax.core.numerics import unit_normalize
+from fwpkm_jax.core.slots.delta.addressing import best_slots
 from fwpkm_jax.core.slots.delta.chunks import sparse_delta
 from fwpkm_jax.core.slots.delta.definition import Decay, DeltaTokens, write_and_read
 from fwpkm_jax.core.slots.keys.addressing import slot_weights
@@ -188,7 +189,7 @@ class SDM(AbstractChunkRule):
         write_weights = slot_weights(write_scores, temperature=self.temperature)
         write_weights = write_weights.reshape(tokens, -1)
         if self.write_norm == "unit":
-            write_weights = unit(write_weights)
+            write_weights = unit_normalize(write_weights)
         steps, logits = jnp.mean(chunk.query[:, :, -2:], axis=1).T
         log_decay = jnp.zeros_like(steps)
         if self.decay != "none":

@@ -1,6 +1,5 @@
 """Which slots a token writes or reads, from its scores of all rows and of all columns."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -23,8 +22,3 @@ def best_slots(
     ids = jnp.moveaxis(top_k_ids(jnp.moveaxis(scores, 0, -1), number), -1, 0)
     best = jnp.take_along_axis(scores, ids, axis=-1)
     return best_pairs(SubKeyChoice(ids, best), num_subkeys=scores.shape[-1])
-
-
-def unit(weights: Float[Array, "*tokens places"]) -> Float[Array, "*tokens places"]:
-    """The weights divided by their Euclidean norm."""
-    return weights * jax.lax.rsqrt(jnp.sum(weights**2, axis=-1, keepdims=True))

@@ -215,7 +215,7 @@ def ask(
         "exact": exact,
         "interval": interval,
         "answers": sum(map(len, right)),
-        "sessions": len(right),
+        "of_sessions": len(right),
     }
 
 
@@ -244,7 +244,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     few, asked = sessions[: options.few], Asked(run)
 
     def say(condition: str, found: dict) -> None:
-        line = {"sessions_file": options.sessions.name, "condition": condition, **found}
+        name = options.sessions.stem
+        line = {"what": "asked", "sessions": name, "condition": condition, **found}
         print(json.dumps(line), flush=True)
         if options.out is not None:
             with options.out.open("a") as file:

@@ -146,7 +146,7 @@ def test_what_is_told_is_asked_by_condition():
     sessions = [session(number, number + number // 4) for number in range(6)]
     found = evaluate.ask(Parrot(), sessions)
     assert found["exact"] == pytest.approx(4 / 6, abs=1e-4)
-    assert (found["answers"], found["sessions"]) == (6, 6)
+    assert (found["answers"], found["of_sessions"]) == (6, 6)
     assert found["interval"] > 0
     assert evaluate.ask(Parrot(), sessions, times=0)["exact"] == 0
     between = [np.array([7])]
@@ -179,7 +179,7 @@ def test_sessions_are_written_and_asked_by_command(tokenizer_json, tmp_path, mon
     asked = ("--run", tmp_path, "--sessions", sessions, "--base", tmp_path, "--book", books)
     run("lab.real_model.evaluate", *asked, "--few", 2, "--out", lines)
     found = {line["condition"]: line for line in map(json.loads, lines.read_text().splitlines())}
-    assert [found[name]["sessions"] for name in ("written", "told twice")] == [3, 2]
+    assert [found[name]["of_sessions"] for name in ("written", "told twice")] == [3, 2]
     assert {
         "after 2,000 tokens of a book, not told",
         "after fifty other facts, without the write that keeps",
@@ -256,3 +256,17 @@ def test_a_chat_is_told_quit_and_asked(tmp_path, monkeypatch):
     (found,) = map(json.loads, lines.read_text().splitlines())
     assert found["said"] == found["not_written"] == ["Bo or so.", "Me"]
     assert found["bytes"] == len(told)
+
+
+def test_a_page_shows_what_its_commands_print(tmp_path):
+    page, folder = tmp_path / "page.md", tmp_path / "clone"
+    folder.mkdir()
+    told = "```shell\necho Bo sits >> told\ncat >> told <<END\nAnd Mo.\nEND\n```\n\nText.\n\n"
+    asked = "```shell\necho $HOME; cat told; echo >&2 warned\n```\n\n```text\n"
+    page.write_text(f"{told}{asked}old\n```\n\n```bash\nfalse\n```\n")
+    run("lab.real_model.execute", "--page", page, "--folder", folder)
+    shown = "~\nBo sits\nAnd Mo.\n```\n\n```bash\nfalse\n```\n"
+    assert page.read_text() == f"{told}{asked}{shown}"
+    page.write_text("```shell\nfalse\n```\n")
+    with pytest.raises(subprocess.CalledProcessError):
+        run("lab.real_model.execute", "--page", page, "--folder", folder)

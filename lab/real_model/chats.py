@@ -7,6 +7,7 @@ told nothing, is asked the same.
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,32 +34,41 @@ class Options:
     """JSON lines, to which the results are added."""
 
 
-def chat(run: Path, folder: Path, name: str, lines: Sequence[str], tokens: int) -> list[str]:
-    """What `fwpkm chat` answers to each line."""
+def chat(run: Path, folder: Path, name: str, typed: str, tokens: int) -> str:
+    """What `fwpkm chat` prints for what is typed, without its first line."""
     command = [sys.executable, "-m", "fwpkm_jax", "chat", str(run), "--memory", name]
     command += ["--memories", str(folder), "--keep", "memory", "--max_new_tokens", str(tokens)]
-    # What it says of the save parts an answer of several lines from the next one.
-    typed = "".join(f"{line}\n/save\n" for line in lines)
     done = subprocess.run(command, input=typed, stdout=subprocess.PIPE, text=True, check=True)
-    _, _, answers = done.stdout.partition("\n")
-    return [" ".join(one.split()) for one in answers.split("Saved.\n")[:-1]]
+    return done.stdout.partition("\n")[2]
+
+
+def ask(run: Path, folder: Path, name: str, questions: Sequence[str], tokens: int) -> list[str]:
+    """What a memory answers to each question as it was before the first."""
+    typed = "".join(f"{question}\n/forget\n" for question in questions)
+    printed = chat(run, folder, name, typed, tokens)
+    answers = re.split(r"^Back at .* tokens read\.$", printed, flags=re.MULTILINE)[:-1]
+    return [" ".join(one.split()) for one in answers]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(Options, argv)
+    talks = [json.loads(line) for line in options.conversations.read_text().splitlines()]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for number, line in enumerate(options.conversations.read_text().splitlines()):
-            talk = json.loads(line)
-            told, asked = f"told{number}", list(talk["asked"])
-            chat(options.run, folder, told, talk["told"], 0)
-            bytes_kept = (folder / f"{told}.safetensors").stat().st_size
-            answers = [
-                chat(options.run, folder, one, asked, options.answer_tokens)
-                for one in (told, f"empty{number}")
-            ]
-            found = {"what": "chat", **talk, "bytes": bytes_kept}
-            found |= dict(zip(("said", "not_written"), answers, strict=True))
+        questions = [question for talk in talks for question in talk["asked"]]
+        empty = iter(ask(options.run, folder, "empty", questions, options.answer_tokens))
+        for number, talk in enumerate(talks):
+            memory = f"told{number}"
+            chat(options.run, folder, memory, "\n".join([*talk["told"], ""]), 0)
+            found = {
+                "what": "chat",
+                **talk,
+                "bytes": (folder / f"{memory}.safetensors").stat().st_size,
+                "said": ask(
+                    options.run, folder, memory, list(talk["asked"]), options.answer_tokens
+                ),
+                "not_written": [next(empty) for _ in talk["asked"]],
+            }
             print(json.dumps(found), flush=True)
             if options.out is not None:
                 with options.out.open("a") as file:

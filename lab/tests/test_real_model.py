@@ -244,15 +244,18 @@ def test_a_chat_is_told_quit_and_asked(tmp_path, monkeypatch):
         memory = Path(options["--memories"]) / f"{options['--memory']}.safetensors"
         memory.write_text(input)
         typed.append((memory.stem, input, options["--max_new_tokens"]))
-        answer = "Bo\n or so.\nSaved.\nMe\nSaved.\n"
-        return subprocess.CompletedProcess(command, 0, f"{memory.stem}: 0 tokens.\n{answer}end\n")
+        back = "Back at 0 tokens read.\n"
+        said = f"Bo\n or so.\n{back}Me\n{back}" if "?" in input else "\n"
+        return subprocess.CompletedProcess(
+            command, 0, f"{memory.stem}: 0 tokens read.\n{said}end\n"
+        )
 
     monkeypatch.setattr(subprocess, "run", chat)
     asked = ("--run", tmp_path, "--conversations", talks, "--answer_tokens", 4, "--out", lines)
     run("lab.real_model.chats", *asked)
-    questions = "Who sits?\n/save\nWhy?\n/save\n"
-    told = "Bo sits.\n/save\n"
-    assert typed == [("told0", told, "0"), ("told0", questions, "4"), ("empty0", questions, "4")]
+    questions = "Who sits?\n/forget\nWhy?\n/forget\n"
+    told = "Bo sits.\n"
+    assert typed == [("empty", questions, "4"), ("told0", told, "0"), ("told0", questions, "4")]
     (found,) = map(json.loads, lines.read_text().splitlines())
     assert found["said"] == found["not_written"] == ["Bo or so.", "Me"]
     assert found["bytes"] == len(told)

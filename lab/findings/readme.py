@@ -56,11 +56,14 @@ def _real_model() -> str:
     low, high = (100 * (written["exact"] + sign * written["interval"]) for sign in (-1, 1))
     shares = [
         100 * line["exact"]
-        for line in (real_model.asked("generated", "not written"), real_model.base("generated"))
+        for line in (
+            real_model.asked("generated", "not written"),
+            real_model.in_pytorch("generated", real_model.BASE),
+        )
     ]
     by_hand = [
-        100 * real_model.asked(name, "written")["exact"]
-        for name in ("sessions_by_hand", "sessions_by_second_hand")
+        100 * real_model.in_pytorch(name, "written")["exact"]
+        for name in ("by hand", "by hand, second")
     ]
     return (
         "SmolLM2-135M, frozen, with a memory that was trained alone, gives"

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues, ValueTable
@@ -23,9 +24,17 @@ from fwpkm_jax.core.numerics import unit_normalize
 from fwpkm_jax.core.slots.delta.addressing import best_slots
 from fwpkm_jax.core.slots.delta.chunks import sparse_delta
 from fwpkm_jax.core.slots.delta.definition import Decay, DeltaTokens, write_and_read
+from fwpkm_jax.core.slots.delta.documents import sparse_delta_in_documents
 from fwpkm_jax.core.slots.keys.addressing import slot_weights
+from fwpkm_jax.core.slots.options.devices import (
+    MemoryAxes,
+    columns_for_tokens,
+    gather_tokens,
+    tokens_for_columns,
+)
 from fwpkm_jax.core.slots.values.table import slot_read
 from fwpkm_jax.core.slots.write import SlotAccess
+from fwpkm_jax.core.streams.pending import NewDocuments
 from fwpkm_jax.literals import Count, Positive, check_fields
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 
@@ -154,28 +163,68 @@ class SDM(AbstractChunkRule):
         one = jax.tree.map(lambda x: x[None], (memory, sequence))
         return jax.tree.map(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
 
+    @property
+    def supports_sharding(self) -> bool:
+        # Columns do not interact once all tokens' slots and weights are known.
+        return True
+
+    def memory_specs(
+        self, memory: Any, *, group_axes: tuple[str, ...], axes: MemoryAxes | None
+    ) -> SDMMemory:
+        if axes is None:
+            return super().memory_specs(memory, group_axes=group_axes, axes=None)
+        if axes.slots:
+            raise ValueError(
+                f"mesh.memory='slots' with {type(self).__name__}: a token's write needs what it "
+                "reads of all its slots, wherever they lie; use mesh.memory=independent, with "
+                "mesh.model or mesh.sequence for parts of the table by columns."
+            )
+        values: Any = PartitionSpec(group_axes, None, axes.columns)
+        return SDMMemory(values)
+
     def run_groups(
-        self, memory: SDMMemory, sequence: Chunk, *, chunk_size: int, axes: Any = None
+        self,
+        memory: SDMMemory,
+        sequence: Chunk,
+        *,
+        chunk_size: int,
+        axes: MemoryAxes | None = None,
+        documents: NewDocuments | None = None,
     ) -> RunOutput:
-        """All slots first, then the table: `core.slots.delta.chunks`."""
-        if axes is not None:
-            return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
+        """All slots first, then the table: `core.slots.delta.chunks`.
+
+        Devices that share tables by columns exchange slots and weights, and values for columns,
+        before the scan, and what was read after it.
+
+        Args:
+          documents: where documents start, each with a table of its own, in memories of one
+            sequence; None: nowhere.
+        """
         check_chunk_size(sequence, chunk_size)
-        groups, batch, length = sequence.counted.shape
+        batch, length = sequence.counted.shape[1:]
         chunks = jax.tree.map(lambda x: to_chunks(x, chunk_size), sequence._replace(cut=None))
         chunks = cast(chunks, memory.values.dtype)
-        number = chunks.counted.shape[1]
-        # The order of the tokens in their chunks, and chunk after chunk.
+        shape, axes = chunks.counted.shape, axes or MemoryAxes()
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), chunks)
         tokens, access = jax.tree.map(
-            lambda x: x.reshape(groups, -1, *x.shape[1:]), self._tokens(flat)
+            lambda x: x.reshape(*shape, *x.shape[1:]), self._tokens(flat)
         )
-        decay = "slot" if self.decay == "none" else self.decay
-        table, output = sparse_delta(memory.values, tokens, decay=decay, chunk_size=_BLOCK)
-        output, access = jax.tree.map(
-            lambda x: from_chunks(x.reshape(groups, number, -1, *x.shape[2:]), batch, length),
-            (output, access),
+        values = tokens_for_columns(tokens.values, axes)
+        tokens = jax.tree.map(lambda x: gather_tokens(x, axes, dim=2), tokens._replace(values=None))
+        # The order of the tokens in their chunks, and chunk after chunk.
+        tokens = jax.tree.map(
+            lambda x: x.reshape(shape[0], -1, *x.shape[3:]), tokens._replace(values=values)
         )
+        how: Any = {"decay": "slot" if self.decay == "none" else self.decay, "chunk_size": _BLOCK}
+        if documents is None:
+            table, output = sparse_delta(memory.values, tokens, **how)
+        else:
+            fresh = documents.memory.values
+            table, output = sparse_delta_in_documents(
+                memory.values, tokens, documents.starts, fresh=fresh, **how
+            )
+        output = columns_for_tokens(output.reshape(*values.shape), axes)
+        output, access = jax.tree.map(lambda x: from_chunks(x, batch, length), (output, access))
         return RunOutput(SDMMemory(table), output, access, None)
 
     def write(self, memory: SDMMemory, chunk: Chunk) -> SDMMemory:

@@ -240,6 +240,10 @@ class AbstractChunkRule(AbstractRule):
     is 0; each memory has one sequence; and `run_groups` takes `documents`, a `NewDocuments` of
     `core.streams.pending`, where documents start anew, or None."""
 
+    learned_start: bool = False
+    """Whether a layer learns the field `values` of the memory that sequences start from, as a
+    weight. `init` makes the other fields."""
+
     long_writes: bool = True
     """Whether one write may take a whole text as its chunk. False where such a step can diverge;
     evaluations then keep the configured chunk size."""

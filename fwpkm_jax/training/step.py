@@ -142,11 +142,14 @@ def make_train_step(
             **_padding(batch),
             **found.layers,
         }
+        kept = found.memory
+        if memory.lifetime == "batch":  # With what layers have learned of their starts.
+            kept = nnx.merge(graphdef, params).restart(state.memory)
         new_state = TrainState(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
-            memory=found.memory if memory.lifetime == "carried" else state.memory,
+            memory=kept,
             rng=state.rng,
         )
         return new_state, metrics
@@ -245,6 +248,8 @@ def _micro_batch_loss(
 ) -> tuple[jax.Array, tuple[Memories, tuple[Metrics, Any]]]:
     """A micro-batch's part of the loss, its memories afterwards, its metrics and statistics."""
     model = nnx.merge(graphdef, with_trained(params, trained, config.train))
+    if config.memory.lifetime == "batch":
+        memory = model.restart(memory)
     micro = deal_batch(micro, memory, config.partition)
     output = model.hidden(
         micro["tokens"][:, :-1],

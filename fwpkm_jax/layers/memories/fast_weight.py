@@ -39,7 +39,7 @@ from fwpkm_jax.layers.memories.checks import (
 )
 from fwpkm_jax.layers.memories.config import FastWeightConfig
 from fwpkm_jax.layers.norms import RMSNorm, can_fold, normed_maps, normed_mix_map
-from fwpkm_jax.layers.parameters import declare_linear
+from fwpkm_jax.layers.parameters import declare_linear, parameter
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.rules.base import check_memory
 
@@ -144,6 +144,12 @@ class FastWeight(nnx.Module):
         # Of the mix of read and value, in the width of the memory.
         self.out_norm = norm(rule.value_dim)
         self.out_proj = linear(rule.value_dim, model_dim, None, "embed")
+        first = None
+        if rule.learned_start:  # Drawn last, as what other layers do not have.
+            shape, init = rule.memory_shapes.values.shape, nnx.initializers.normal(init_std)
+            values = init(rngs.params(), shape, jnp.float32)
+            first = parameter(values, "embedding", ("slots", "columns"))
+        self.first_values = first
 
     def init_memory(self, rng: jax.Array, *, groups: int = 1) -> Memory:
         """Fast weights before the first token, leaves `[groups, ...]`, every group the same."""
@@ -151,7 +157,18 @@ class FastWeight(nnx.Module):
         if groups < 1:
             raise ValueError(f"groups={groups} must be at least 1; 1 is one memory for all.")
         memory = self.config.rule.init(rng)
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape)), memory)
+        memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape)), memory)
+        return self.restart(memory)
+
+    def restart(self, memory: Memory) -> Memory:
+        """`memory` before the first token, with what the layer has learned of it by now.
+
+        The way of gradients to a learned start; other rules' memories stay as they are.
+        """
+        if self.first_values is None:
+            return memory
+        first = self.first_values[...].astype(memory.values.dtype)
+        return memory._replace(values=jnp.broadcast_to(first, memory.values.shape))
 
     def signals(
         self,

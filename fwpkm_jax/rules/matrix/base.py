@@ -128,6 +128,10 @@ class AbstractMatrixRule(Checked, abc.ABC):
     """Whether a token touches few of the memory's numbers in `chunked`, but `write` goes over all:
     a layer then decodes by `chunked`."""
 
+    learned_start: ClassVar[bool] = False
+    """Whether a layer learns the memory that sequences and documents start from: one array, which
+    `chunked` takes as `fresh`."""
+
     feature_map: FeatureMap = "identity"
     """Map that a layer applies to queries and keys."""
     convolution: bool = False
@@ -239,7 +243,12 @@ class AbstractMatrixRule(Checked, abc.ABC):
         )
 
     def recurrent(
-        self, tokens: Tokens, initial_state: State | None = None, starts: Starts = None
+        self,
+        tokens: Tokens,
+        initial_state: State | None = None,
+        starts: Starts = None,
+        *,
+        fresh: State | None = None,
     ) -> RecurrenceOutput:
         """What each token reads, computed token by token: the definition of the rule.
 
@@ -247,7 +256,8 @@ class AbstractMatrixRule(Checked, abc.ABC):
           tokens: leaves `[batch, length, heads, ...]`.
           initial_state: from `init` or the last call; None: empty.
           starts: `[batch, length]`, true at the first token of each document, before which the
-            memory is set to what `init` returns. None: a sequence is one document.
+            memory is set to `fresh`. None: a sequence is one document.
+          fresh: leaves `[heads, ...]`; None: what `init` returns.
 
         Returns:
           What each token read, `[batch, length, heads, value]`, and the memory after the last one.
@@ -263,23 +273,36 @@ class AbstractMatrixRule(Checked, abc.ABC):
             tokens = tokens._replace(key=key, value=value, strength=strength)
         if starts is None:
             return scan_tokens(self.write, self.read, tokens, state)
-        sizes = (tokens.query.shape[-1], tokens.value.shape[-1])
-        empty = jax.tree.map(lambda x: x[0, 0], self.init(1, 1, *sizes, dtype=tokens.query.dtype))
+        sizes = (tokens.query.shape[2:], tokens.value.shape[-1])
+        if fresh is None:
+            fresh = self.init(1, *sizes[0], sizes[1], dtype=tokens.query.dtype)
+        fresh = jax.tree.map(
+            lambda x, y: jnp.broadcast_to(x, y.shape).astype(y.dtype), fresh, state
+        )
 
-        def write(state: State, token: tuple[Tokens, Array]) -> State:
-            of_token, start = token
+        def write(both: tuple[State, State], token: tuple[Tokens, Array]) -> tuple[State, State]:
+            (state, fresh), (of_token, start) = both, token
             # The reset comes before the token's own write and read.
-            state = jax.tree.map(lambda new, old: jnp.where(start, new, old), empty, state)
-            return self.write(state, of_token)
+            state = jax.tree.map(lambda new, old: jnp.where(start, new, old), fresh, state)
+            return self.write(state, of_token), fresh
 
         # Heads are memories of their own, which start anew together.
         at_heads = jnp.broadcast_to(starts[:, :, None], tokens.query.shape[:3])
-        return scan_tokens(
-            write, lambda state, token: self.read(state, token[0]), (tokens, at_heads), state
+        out = scan_tokens(
+            write,
+            lambda both, token: self.read(both[0], token[0]),
+            (tokens, at_heads),
+            (state, fresh),
         )
+        return out._replace(final_state=out.final_state[0])
 
     def run(
-        self, tokens: Tokens, initial_state: State | None = None, starts: Starts = None
+        self,
+        tokens: Tokens,
+        initial_state: State | None = None,
+        starts: Starts = None,
+        *,
+        fresh: State | None = None,
     ) -> RecurrenceOutput:
         """The result of `recurrent`, computed in chunks: fast for whole sequences, differentiable.
 
@@ -295,7 +318,9 @@ class AbstractMatrixRule(Checked, abc.ABC):
                 f"{type(self).__name__} takes no documents (starts, segment_ids): its chunked has "
                 "no argument starts; put one document into each row, or choose another rule."
             )
-        return self.chunked(tokens, state, starts)
+        if fresh is None:
+            return self.chunked(tokens, state, starts)
+        return self.chunked(tokens, state, starts, fresh=fresh)  # pyright: ignore[reportCallIssue]
 
     def run_part(
         self,
@@ -304,6 +329,7 @@ class AbstractMatrixRule(Checked, abc.ABC):
         starts: Starts = None,
         *,
         axis: SequenceAxis,
+        fresh: State | None = None,
     ) -> RecurrenceOutput:
         """`run` of a sequence of which each device has a part, inside `jax.shard_map`.
 
@@ -315,6 +341,7 @@ class AbstractMatrixRule(Checked, abc.ABC):
           initial_state: before the whole sequence, equal on all devices; None: empty.
           starts: of this device's part, true at the first token of each document.
           axis: over which the sequence lies.
+          fresh: as in `recurrent`.
 
         Returns:
           What this device's tokens read, and on every device the memory after the last part.
@@ -328,10 +355,10 @@ class AbstractMatrixRule(Checked, abc.ABC):
         else:
 
             def step(state: State, inputs: tuple[Tokens, Starts]) -> State:
-                return self.run(inputs[0], state, inputs[1]).final_state
+                return self.run(inputs[0], state, inputs[1], fresh=fresh).final_state
 
             start = sequential_pass(step, start, (tokens, starts), axis=axis)
-        output, end = self.run(tokens, start, starts)
+        output, end = self.run(tokens, start, starts, fresh=fresh)
         return RecurrenceOutput(output, axis.from_last(end))
 
     def part(self, tokens: Tokens, starts: Starts = None) -> Any:

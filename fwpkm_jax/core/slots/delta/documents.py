@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fwpkm_jax.core.documents import document_numbers
 from fwpkm_jax.core.slots.delta.chunks import sparse_delta
 from fwpkm_jax.core.slots.delta.definition import Decay, DeltaOutput, DeltaTokens
+from fwpkm_jax.core.slots.values.exchange import PLAIN_SUMS, RowSums
 from fwpkm_jax.core.streams.cuts import select
 
 
@@ -39,6 +40,7 @@ def sparse_delta_in_documents(
     fresh: Float[Array, "groups slots value"],
     decay: Decay = "slot",
     chunk_size: int = 64,
+    sums: RowSums = PLAIN_SUMS,
 ) -> DeltaOutput:
     """`chunks.sparse_delta` of rows in which documents start anew.
 
@@ -47,8 +49,7 @@ def sparse_delta_in_documents(
       tokens: of each memory, leaves `[groups, tokens, ...]`.
       starts: first tokens of documents.
       fresh: the tables that documents start from.
-      decay: of written slots.
-      chunk_size: tokens computed at once.
+      decay, chunk_size, sums: as there.
 
     Returns:
       The tables of the last documents, and what each token read.
@@ -62,7 +63,7 @@ def sparse_delta_in_documents(
     rows = jnp.where(goes_on, of_slots(tables, touched.slots), of_slots(fresh, touched.slots))
     write_ids, read_ids = touched.rank[..., :writes], touched.rank[..., writes:]
     tokens = tokens._replace(write_ids=write_ids, read_ids=read_ids)
-    rows, output = sparse_delta(rows, tokens, decay=decay, chunk_size=chunk_size)
+    rows, output = sparse_delta(rows, tokens, decay=decay, chunk_size=chunk_size, sums=sums)
     last = numbers[:, -1:]
     # Rows of earlier documents go nowhere, each to another place outside the table.
     outside = tables.shape[1] + jnp.arange(rows.shape[1], dtype=jnp.int32)

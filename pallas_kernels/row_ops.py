@@ -45,8 +45,8 @@ def row_sums(kernel: Kernel) -> RowSums:
     return RowSums(lambda *of_rows: read(*of_rows, None, None)[0], read_and_dot, dot, add)
 
 
-def chosen_sums(values: jax.Array, *, backend: Backend = "auto") -> RowSums:
-    """The sums over rows of a table like this: by the kernels of this device, or plain XLA."""
+def chosen_sums(values: Any, *, backend: Backend = "auto") -> RowSums:
+    """The sums over rows of a table of this width and dtype: by kernels, or in plain XLA."""
     chosen = VALUE_SCAN.choose(backend, values, ValueWrite(step_size=1.0))
     return PLAIN_SUMS if chosen == "reference" else row_sums(typing.cast(Kernel, chosen))
 

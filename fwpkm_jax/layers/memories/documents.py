@@ -208,7 +208,8 @@ def _read_rows(
         own = jnp.arange(length, dtype=jnp.int32)[None] < rows.num_tokens[:, None]
         documents = NewDocuments(rows.starts & own, fresh)  # Behind the last token nothing starts.
         chunk = rule.chunk(*jax.tree.map(lambda x: x[:, None], rows.tokens))
-        out = rule.run_groups(memory, chunk, chunk_size=length, documents=documents)
+        run: Any = rule.run_groups  # Such a rule's takes documents.
+        out = run(memory, chunk, chunk_size=length, documents=documents)
         return out.memory, *jax.tree.map(lambda x: x[:, 0], (out.output, out.access))
 
     def within(memory: Memory, piece: Any, count: jax.Array) -> tuple[Memory, Any]:

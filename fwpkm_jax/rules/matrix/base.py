@@ -273,9 +273,9 @@ class AbstractMatrixRule(Checked, abc.ABC):
             tokens = tokens._replace(key=key, value=value, strength=strength)
         if starts is None:
             return scan_tokens(self.write, self.read, tokens, state)
-        sizes = (tokens.query.shape[2:], tokens.value.shape[-1])
         if fresh is None:
-            fresh = self.init(1, *sizes[0], sizes[1], dtype=tokens.query.dtype)
+            heads, width = tokens.query.shape[2:]
+            fresh = self.init(1, heads, width, tokens.value.shape[-1], dtype=tokens.query.dtype)
         fresh = jax.tree.map(
             lambda x, y: jnp.broadcast_to(x, y.shape).astype(y.dtype), fresh, state
         )

@@ -145,9 +145,9 @@ class SDMHeads(AbstractMatrixRule):
             out = sparse_delta(tables, by_head, **how)
         else:
             starts = jnp.repeat(starts, heads, axis=0)
-            fresh = jnp.broadcast_to(0.0 if fresh is None else fresh, state.shape)
-            fresh = fresh.astype(state.dtype).reshape(tables.shape)
-            out = sparse_delta_in_documents(tables, by_head, starts, fresh=fresh, **how)
+            first = jnp.broadcast_to(0.0 if fresh is None else fresh, state.shape)
+            first = first.astype(state.dtype).reshape(tables.shape)
+            out = sparse_delta_in_documents(tables, by_head, starts, fresh=first, **how)
         output = out.output.reshape(batch, heads, *out.output.shape[1:]).swapaxes(1, 2)
         return RecurrenceOutput(output, out.table.reshape(state.shape))
 

@@ -75,7 +75,8 @@ def sparse_delta(
         (groups.rank, *(chunks.write_weights, chunks.read_weights, chunks.log_decay)),
     )
     flat = tables.reshape(num_groups * num_slots, width)
-    table, output = _value_scan(flat, relations, chunks.values, chunks.strength, groups, sums)
+    scanned: Any = _value_scan(flat, relations, chunks.values, chunks.strength, groups, sums)
+    table, output = scanned
     output = from_chunks(output.swapaxes(0, 1), 1, length)[:, 0]
     return DeltaOutput(table.reshape(tables.shape), output)
 

@@ -129,5 +129,8 @@ def _refuses(kernel: Implementation, query, key, value, *others: jax.Array | Non
 
 
 GATED_DELTA = Operation(
-    "chunk_gated_delta_rule", _refuses, folder="gated_delta", libraries=("jla", "deltanet_tpu")
+    "chunk_gated_delta_rule",
+    _refuses,
+    check="pallas_kernels.gated_delta.specs:check",
+    libraries=("jla", "deltanet_tpu"),
 )

@@ -101,5 +101,6 @@ def slot_dot(
     return dot_rows(values.astype(vectors.dtype), slot_ids, vectors)
 
 
-SLOT_READ = Operation("slot_read", refuse_rows)
-SLOT_DOT = Operation("slot_dot", refuse_rows, folder="slot_read")
+_SPECS = "pallas_kernels.slot_read.specs"
+SLOT_READ = Operation("slot_read", refuse_rows, check=f"{_SPECS}:READS.check")
+SLOT_DOT = Operation("slot_dot", refuse_rows, check=f"{_SPECS}:DOTS.check")

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
-from fwpkm_jax.literals import Bound, Count, check_fields
+from fwpkm_jax.literals import Bound, Count
 from fwpkm_jax.rules.matrix.base import Form, GateInputs, LearnedGates, Starts, State, Tokens, given
 from fwpkm_jax.rules.matrix.features import FeatureMap
 from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
@@ -51,12 +51,8 @@ class Mesa(AbstractRecurrenceRule):
     cg_steps: Count = 8
     """Steps of conjugate gradients per read; as many as the key's width solve exactly."""
     ridge: Annotated[float, Bound(1e-06)] = 1.0
-    """Added to the diagonal of H, at least 1e-6."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        # The memory is empty at first, and the ridge alone is solved for.
-        check_fields(self)
+    """Added to the diagonal of H, at least 1e-6. At first the memory is empty, and the ridge alone
+    is solved for."""
 
     @classmethod
     def variants(cls) -> "tuple[Mesa, ...]":

@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
-from fwpkm_jax.literals import Count, check_fields
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -63,10 +63,6 @@ class Omega(AbstractMatrixRule):
     convolution: bool = True
     window: Count = 4
     """c: tokens whose errors each token writes, itself included."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_fields(self)
 
     @classmethod
     def variants(cls) -> "tuple[Omega, ...]":

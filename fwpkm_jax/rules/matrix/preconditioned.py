@@ -16,7 +16,6 @@ from fwpkm_jax.core.recurrence.linear_recurrence import (
 )
 from fwpkm_jax.literals import Bound, Count
 from fwpkm_jax.rules.matrix.base import (
-    AbstractMatrixRule,
     Form,
     GateInputs,
     LocalLoss,
@@ -26,8 +25,7 @@ from fwpkm_jax.rules.matrix.base import (
     given,
     squared,
 )
-from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES
+from fwpkm_jax.rules.matrix.gated_deltanet import AbstractGatedDelta, projected_decay
 
 _FADE_BIAS = -4.6  # softplus of it is 0.01, in the middle of the published time steps.
 
@@ -40,7 +38,7 @@ class PreconditionedState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AbstractPreconditioned(AbstractMatrixRule):
+class AbstractPreconditioned(AbstractGatedDelta):
     """A decay, then a delta step under M∘k in place of k, where M is larger the smaller A is.
 
     A <- e^-r A + p k∘k sums the squares of the keys. M = reach^-s, s = d / (1 + |d|) with
@@ -49,12 +47,7 @@ class AbstractPreconditioned(AbstractMatrixRule):
     """
 
     strength: ClassVar = ("head", "head", "head")
-    learned_gates: ClassVar = SOFTPLUS_GATES
 
-    feature_map: FeatureMap = "l2"
-    convolution: bool = True
-    negative_eigenvalues: bool = False
-    """Lets β reach 2 instead of 1."""
     reach: Annotated[float, Bound(1)] = 1.5
     """The largest number that multiplies a key channel, at least 1; above 2 steps may overshoot."""
     center: float = -0.2
@@ -121,12 +114,11 @@ class AbstractPreconditioned(AbstractMatrixRule):
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         strength, enters, fades = jnp.split(given(inputs.strength), 3, axis=-1)
-        log_rate = given(inputs.log_rate)[None, None, :, None]
-        decay = self._rows(given(inputs.decay))
-        log_decay = softplus_decay(log_rate, decay).reshape(given(inputs.decay).shape)
         strength = (2 if self.negative_eigenvalues else 1) * jax.nn.sigmoid(strength)
-        fades = -softplus_decay(log_rate, fades + _FADE_BIAS)
-        return log_decay, jnp.concatenate([strength, jax.nn.sigmoid(enters), fades], axis=-1)
+        fades = -softplus_decay(given(inputs.log_rate)[None, None, :, None], fades + _FADE_BIAS)
+        return projected_decay(inputs), jnp.concatenate(
+            [strength, jax.nn.sigmoid(enters), fades], axis=-1
+        )
 
     def _multiplier(self, curvature: Array) -> Array:
         """M."""

@@ -7,11 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.recurrence.linear_recurrence import (
-    Erasure,
-    RecurrenceOutput,
-    chunk_recurrence,
-)
+from fwpkm_jax.core.recurrence.linear_recurrence import Erasure, RecurrenceOutput
 from fwpkm_jax.core.recurrence.transition import Mixing, beside_identity
 from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import (
@@ -95,14 +91,5 @@ class GatedDeltaNet2(AbstractGatedDelta):
     ) -> RecurrenceOutput:
         # An erasure is read before the token's decay.
         found = jnp.exp(given(tokens.log_decay)) * erase * tokens.key
-        return chunk_recurrence(
-            tokens.query,
-            tokens.key,
-            value,
-            log_decay=tokens.log_decay,
-            beta=None,
-            initial_state=state,
-            starts=starts,
-            erasure=Erasure(found, tokens.key),
-            chunk_size=self.chunk_size,
-        )
+        erasure = Erasure(found, tokens.key)
+        return self.recurrence(tokens._replace(value=value), state, starts, erasure=erasure)

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.literals import Bound, Count
 from fwpkm_jax.rules.matrix.base import Form, GateInputs, LearnedGates, Starts, State, Tokens, given
 from fwpkm_jax.rules.matrix.features import FeatureMap
@@ -78,16 +78,7 @@ class Mesa(AbstractRecurrenceRule):
         written = self.recurrence_inputs(tokens).value
 
         def read(query: Array, value: Array, start: Array) -> RecurrenceOutput:
-            return chunk_recurrence(
-                query,
-                tokens.key,
-                value,
-                log_decay=tokens.log_decay,
-                beta=None,
-                initial_state=start,
-                starts=starts,
-                chunk_size=self.chunk_size,
-            )
+            return self.recurrence(tokens._replace(query=query, value=value), start, starts)
 
         # H alone is read while the system is solved; G only with the solution.
         start = _symmetric(state[..., -width:])

@@ -9,11 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
-from fwpkm_jax.core.recurrence.linear_recurrence import (
-    Erasure,
-    RecurrenceOutput,
-    chunk_recurrence,
-)
+from fwpkm_jax.core.recurrence.linear_recurrence import Erasure, RecurrenceOutput
 from fwpkm_jax.literals import Bound, Count
 from fwpkm_jax.rules.matrix.base import (
     Form,
@@ -69,9 +65,6 @@ class AbstractPreconditioned(AbstractGatedDelta):
         matrix = kept + jnp.outer(at, token.value - token.key @ kept)
         return PreconditionedState(matrix, curvature)
 
-    def matrix(self, state: PreconditionedState) -> Float[Array, "key value"]:
-        return state.matrix
-
     def losses(self, state: PreconditionedState, token: Tokens) -> tuple[LocalLoss, ...]:
         step = self.strengths(token)[0] * self._multiplier(self.write(state, token).curvature)
         forget = self._rows(forgotten(token.log_decay))[:, None]
@@ -97,18 +90,9 @@ class AbstractPreconditioned(AbstractGatedDelta):
         kept, added = jax.lax.associative_scan(join, pairs, axis=1)
         curvature = kept * state.curvature[:, None] + added
         at = strength * self._multiplier(curvature) * tokens.key
-        out = chunk_recurrence(
-            tokens.query,
-            at,
-            tokens.value,
-            log_decay=tokens.log_decay,
-            beta=None,
-            initial_state=state.matrix,
-            starts=starts,
-            # What the key reads after the token's decay, in terms of the memory before it.
-            erasure=Erasure(self._rows(jnp.exp(given(tokens.log_decay))) * tokens.key, at),
-            chunk_size=self.chunk_size,
-        )
+        # What the key reads after the token's decay, in terms of the memory before it.
+        erasure = Erasure(self._rows(jnp.exp(given(tokens.log_decay))) * tokens.key, at)
+        out = self.recurrence(tokens._replace(key=at), state.matrix, starts, erasure=erasure)
         end = PreconditionedState(out.final_state, curvature[:, -1])
         return RecurrenceOutput(out.output, end)
 

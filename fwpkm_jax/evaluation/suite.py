@@ -90,9 +90,6 @@ def run_suite(
       directory: where the files are written; created if it is missing.
       configs: options by evaluation name; a missing name means default options.
       limit: the most that each evaluation scores, in its own unit (see `Evaluation.limit`).
-
-    Returns:
-      The results by name.
     """
     results = {}
     for name in suite:

@@ -34,9 +34,6 @@ def export_run(
       weights: as in `load_run`.
       memories: all of a run's memories, or the first one alone.
 
-    Returns:
-      The folder.
-
     Raises:
       FileExistsError: the folder exists.
     """

@@ -57,9 +57,6 @@ def slot_read(
       write_weight: `[tokens]` float32; given with `target` only.
       backend: as of `dispatch.Operation.choose`, errors included.
 
-    Returns:
-      `output` `[tokens, value]` and `errors` `[tokens, value]`; `errors` is None without targets.
-
     Raises:
       ValueError: only one of `target` and `write_weight` is given.
     """

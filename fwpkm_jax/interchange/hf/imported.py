@@ -66,9 +66,6 @@ def import_model(
       revision: of a model on the hub: branch, tag or commit; None: the main branch.
       files: the tensors, where they are not in the folder.
 
-    Returns:
-      The run's directory.
-
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: see `open_folder`; or the directory is not empty; or the hub has no such model.

@@ -7,7 +7,7 @@ from pathlib import Path
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import AbstractDataConfig, RecallData, TextData, sample
 from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, load_tokenizer
-from fwpkm_jax.interchange.hf.hub import HubFolder, fetch_folder, is_hub_name
+from fwpkm_jax.interchange.hf.hub import NAME, HubFolder, fetch_folder
 from fwpkm_jax.interchange.hf.layout import plain_name
 from fwpkm_jax.interchange.hf.model_folder import (
     HEAD,
@@ -113,7 +113,7 @@ def fetched(
     Raises:
       ValueError: a revision is given for a path. See also `fetch_folder`.
     """
-    if is_hub_name(source):
+    if NAME.fullmatch(str(source)) and not Path(source).exists():
         found = fetch(str(source), revision=revision)
         say(f"Fetched {found.name} at {found.revision}.")
         return found.folder, {"name": found.name, "revision": found.revision}

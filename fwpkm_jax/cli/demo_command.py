@@ -59,7 +59,7 @@ ASKED = {
     "What does Otto do for a living?": "carpenter",
     "What is Priya allergic to?": "peanuts",
 }
-_READ_TOKENS = 500
+_READ_TOKENS, _ANSWER = 500, 12  # Of a book, and of an answer.
 _FORM = (
     'The model knows one sentence. "Call Mara at 4829." tells it a number, "Mara?" asks for it.\n'
     "A line may tell several. Names have 3 to 6 letters, numbers 4 digits. The model understands\n"
@@ -216,10 +216,10 @@ def _smollm2_script(folder: Path) -> None:
     print(f"\nfwpkm chat {directory} --memory NAME lets you talk to it.")
 
 
-def ask_in_chat(talk: Conversation, question: str, *, max_new_tokens: int = 12) -> str:
+def ask_in_chat(talk: Conversation, question: str) -> str:
     """The first line of what the model answers at the start of a chat; nothing is written."""
     tokens = message_tokens(talk.tokenizer, question)
-    answer = talk.tokenizer.decode(talk.answer_aside(tokens, max_new_tokens=max_new_tokens))
+    answer = talk.tokenizer.decode(talk.answer_aside(tokens, max_new_tokens=_ANSWER))
     return answer.strip().partition("\n")[0]
 
 

@@ -330,7 +330,11 @@ class Titans(AbstractMixer):
         complete = (ends[None, None] <= count[:, None, None]).astype(dtype)
         complete = jnp.broadcast_to(complete, (batch, config.num_heads, number))
         # One momentum and one share forgotten for all tokens of a write.
-        pooled = self._pool(x.reshape(batch, number, size, x.shape[2]))
+        tokens = x.reshape(batch, number, size, x.shape[2])
+        if self.pool_proj is None:
+            pooled = jnp.mean(tokens, axis=2)
+        else:
+            pooled = jnp.sum(tokens * jax.nn.softmax(self.pool_proj(tokens), axis=2), axis=2)
 
         def of_writes(projection: nnx.Linear | None, count: int) -> jax.Array | None:
             if projection is None:
@@ -358,11 +362,6 @@ class Titans(AbstractMixer):
             combine=None if combine is None else jax.nn.softmax(combine, axis=-1),
             tensor_scale=None if scale is None else jax.nn.sigmoid(scale),
         )
-
-    def _pool(self, x: Float[Array, "batch n w model"]) -> Float[Array, "batch n model"]:
-        if self.pool_proj is None:
-            return jnp.mean(x, axis=2)
-        return jnp.sum(x * jax.nn.softmax(self.pool_proj(x), axis=2), axis=2)
 
     def merge(
         self, x: jax.Array, read: Float[Array, "batch length heads head"]

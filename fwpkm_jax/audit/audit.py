@@ -9,7 +9,7 @@ import numpy as np
 
 from fwpkm_jax.audit.asking import answers_of, other_paths
 from fwpkm_jax.audit.indices import indices
-from fwpkm_jax.audit.lines import Line, attempt, refused
+from fwpkm_jax.audit.lines import Line, attempt, refused, shown
 from fwpkm_jax.audit.model_paths import chat_causality, model_lines
 from fwpkm_jax.audit.origin import Answer, origin_lines
 from fwpkm_jax.audit.questions import questions_of
@@ -83,12 +83,9 @@ def audit_model(
             name = "paths past the memory"
             yield attempt("origin", name, lambda: other_paths(subject, questions))
 
-    found: list[Line] = []
     stable = stability(subject, tokens=config.tokens)
-    for line in itertools.chain(model_lines(subject), indices(subject), origin(), stable):
-        show(line)
-        found.append(line)
-    return Audit(found, answers)
+    lines = itertools.chain(model_lines(subject), indices(subject), origin(), stable)
+    return Audit(shown(lines, show), answers)
 
 
 def audit_run(

@@ -61,6 +61,15 @@ def attempt(section: Section, name: str, check: Callable[[], Line]) -> Line:
         return refused(section, name, error)
 
 
+def shown(lines: Iterable[Line], show: Callable[[Line], None]) -> list[Line]:
+    """The lines, after `show` was called with each when it was ready."""
+    found = []
+    for line in lines:
+        show(line)
+        found.append(line)
+    return found
+
+
 def refused(section: Section, name: str, why: object) -> Line:
     """The line of a check that could not be made."""
     return Line(section=section, name=name, verdict="skipped", text=f"Refused: {why}")

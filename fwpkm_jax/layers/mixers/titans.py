@@ -9,7 +9,6 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.numerics import compute_dtype, rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
@@ -69,7 +68,6 @@ class Titans(AbstractMixer):
         Raises:
           ValueError: one head is not as wide as the model.
         """
-        check_rngs(rngs)
         heads, head = config.num_heads, config.head_dim
         if heads == 1 and head != model_dim:
             raise ValueError(

@@ -156,7 +156,15 @@ def make_train_step(
 
     if partition is None:
         return jax.jit(step, donate_argnums=0)
-    return jax.jit(_keep_layout(step, graphdef, partition), donate_argnums=0)
+
+    def step_of_parts(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """The step, with its state laid out as before, as the compiled step expects it."""
+        layout = state_shardings(partition, state, graphdef=graphdef)
+        new_state, metrics = step(state, batch)
+        metrics = jax.tree.map(partition.constrain, metrics)
+        return jax.lax.with_sharding_constraint(new_state, layout), metrics
+
+    return jax.jit(step_of_parts, donate_argnums=0)
 
 
 def _padding(batch: Batch) -> Metrics:
@@ -315,19 +323,3 @@ def _update(
         lambda new, old: jnp.where(finite, new, old), (trained, opt_state), (old, state.opt_state)
     )
     return with_trained(state.params, trained, train), opt_state, grad_norm
-
-
-def _keep_layout(
-    step: TrainStep,
-    graphdef: nnx.GraphDef[LanguageModel],
-    partition: Partition,
-) -> TrainStep:
-    """The step, with its new state laid out like the old one, as the compiled step expects it."""
-
-    def step_of_parts(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        layout = state_shardings(partition, state, graphdef=graphdef)
-        new_state, metrics = step(state, batch)
-        metrics = jax.tree.map(partition.constrain, metrics)
-        return jax.lax.with_sharding_constraint(new_state, layout), metrics
-
-    return step_of_parts

@@ -91,8 +91,8 @@ CALLED = {
 }
 
 
+@pytest.mark.thorough
 @each_library
-@pytest.mark.by_default("jla")
 def test_a_library_is_given_the_same_memory(library, calls):
     for spec in specs.SPECS:
         arrays = specs.sample(spec, jnp.float32)
@@ -209,7 +209,7 @@ def test_a_library_runs_on_its_own_devices_alone():
         dispatch.Operation("op", lambda kernel: None).choose("jla")
 
 
-@pytest.mark.by_default("True")
+@pytest.mark.thorough
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_library_is_compared_with_plain_jax_before_its_first_use(calls, broken, monkeypatch):
     monkeypatch.setattr(verdicts, "has_name", lambda check: False)

@@ -12,7 +12,6 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import document_numbers, pack_starts
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
@@ -115,8 +114,6 @@ class MatrixMemory(AbstractMixer):
         dtype: DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
-        """Args: `dtype` of activations, None for the input's; parameters are float32."""
-        check_rngs(rngs)
         init = nnx.initializers.normal(init_std)
         # Not split along heads: every device computes all heads of its sequences.
         linear = functools.partial(linear_map, init_std=init_std, dtype=dtype, rngs=rngs)

@@ -15,7 +15,11 @@ from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.checks import check_arrays, check_tree
 from fwpkm_jax.core.numerics import compute_dtype
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, scan_tokens
+from fwpkm_jax.core.recurrence.linear_recurrence import (
+    RecurrenceOutput,
+    chunk_recurrence,
+    scan_tokens,
+)
 from fwpkm_jax.core.recurrence.transition import (
     Fading,
     Mixing,
@@ -131,6 +135,8 @@ class AbstractMatrixRule(Checked, abc.ABC):
     learned_start: ClassVar[bool] = False
     """Whether a layer learns the memory that sequences and documents start from: one array, which
     `chunked` takes as `fresh`."""
+    value_map: ClassVar[FeatureMap] = "identity"
+    """Map that a layer applies to values."""
 
     feature_map: FeatureMap = "identity"
     """Map that a layer applies to queries and keys."""
@@ -189,6 +195,20 @@ class AbstractMatrixRule(Checked, abc.ABC):
         )
         return out._replace(output=self.read_out(out.output))
 
+    def recurrence(
+        self, tokens: Tokens, state: State, starts: Starts, *, beta: Any = None, **how: Any
+    ) -> RecurrenceOutput:
+        """`chunk_recurrence` of these tokens, without their `strength`, and of a matrix a head."""
+        return chunk_recurrence(
+            *tokens[:3],
+            log_decay=tokens.log_decay,
+            beta=beta,
+            initial_state=state,
+            starts=starts,
+            chunk_size=self.chunk_size,
+            **how,
+        )
+
     def recurrence_inputs(self, tokens: Tokens) -> Tokens:
         """What the shared recurrence takes in place of the tokens; by default the tokens.
 
@@ -205,8 +225,8 @@ class AbstractMatrixRule(Checked, abc.ABC):
         return jnp.split(given(tokens.strength), ends[:-1], axis=-1)
 
     def matrix(self, state: State) -> Float[Array, "key value"]:
-        """The matrix in one head's memory."""
-        return state
+        """The matrix in one head's memory: all of it, or the field `matrix`."""
+        return getattr(state, "matrix", state)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         """`log_decay` and `strength` of the tokens from what a layer projected."""
@@ -218,11 +238,7 @@ class AbstractMatrixRule(Checked, abc.ABC):
         feature_map = FEATURE_MAPS[self.feature_map]
         # As in softmax attention, so that reads do not grow with the width of the keys.
         scale = query.shape[-1] ** -0.5
-        return (
-            feature_map(query) * scale,
-            feature_map(key),
-            value.astype(compute_dtype(value.dtype)),
-        )
+        return feature_map(query) * scale, feature_map(key), FEATURE_MAPS[self.value_map](value)
 
     def skip(self, tokens: Tokens, real: Bool[Array, "batch length"]) -> Tokens:
         """The tokens, changed so that those where `real` is false do not change the memory."""
@@ -269,7 +285,11 @@ class AbstractMatrixRule(Checked, abc.ABC):
         tokens, state = self._prepare(tokens, initial_state)
         if self.steps > 1:
             every = (tokens.key, tokens.value, tokens.strength)
-            key, value, strength = jax.tree.map(self._split_steps, every)
+            # `[batch, length * steps, heads, ...]` to `[batch, length, heads, steps, ...]`.
+            key, value, strength = jax.tree.map(
+                lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, self.steps, *x.shape[2:]), 2, 3),
+                every,
+            )
             tokens = tokens._replace(key=key, value=value, strength=strength)
         if starts is None:
             return scan_tokens(self.write, self.read, tokens, state)
@@ -396,10 +416,6 @@ class AbstractMatrixRule(Checked, abc.ABC):
         nothing = jnp.zeros((*tokens.key.shape[:3], values), dtype)
         unwritten = tokens._replace(query=nothing, key=nothing)
         return MixingValues(self.run(unwritten, identity, starts).final_state, end)
-
-    def _split_steps(self, x: Array) -> Array:
-        """`[batch, length * steps, heads, ...]` to `[batch, length, heads, steps, ...]`."""
-        return jnp.moveaxis(x.reshape(x.shape[0], -1, self.steps, *x.shape[2:]), 2, 3)
 
     def _prepare(self, tokens: Tokens, state: State | None) -> tuple[Tokens, State]:
         """Checked tokens in one dtype, at least float32, and a memory."""

@@ -154,6 +154,7 @@ def test_only_outputs_may_have_a_gradient():
     np.testing.assert_allclose(gradient(chunked), gradient(page), rtol=EXACT, atol=EXACT)
 
 
+@pytest.mark.thorough
 def test_single_precision_stays_close_where_slots_decay_to_nothing():
     tables, tokens = sample(4, decay=60.0)
     out = sparse_delta(*in_single_precision((tables, tokens)), chunk_size=8)

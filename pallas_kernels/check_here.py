@@ -23,12 +23,13 @@ def checked(check: str | Callable[[Any], None], kernel: str) -> Verdict:
 
     Inside the check the operation uses the kernel without another check.
     """
+    run: Any = check
     if isinstance(check, str):
         module, name = check.split(":")
-        check = operator.attrgetter(name)(importlib.import_module(module))
+        run = operator.attrgetter(name)(importlib.import_module(module))
     try:
         with dispatch.under_check(kernel):
-            check(kernel)
+            run(kernel)
     except Exception as error:  # Any error: the reference can be used instead.
         lasting = "RESOURCE_EXHAUSTED" not in str(error)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]

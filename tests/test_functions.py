@@ -73,6 +73,7 @@ def gated_tokens(length, *, batch=1, heads=2, key=3, value=4):
     return q, k, v, -jnp.abs(drawn(*shape, seed=3)), jax.nn.sigmoid(drawn(*shape, seed=4))
 
 
+@pytest.mark.slow_cases("small", "large")
 @pytest.mark.by_default("large_packed")
 @each_size
 def test_the_gated_delta_rule_writes_and_reads_token_by_token(size):
@@ -114,6 +115,7 @@ MEMORIES = ("gla", "kda", "deltanet", "deltaproduct", "rwkv7", "mlstm")
 a strength by channel; a state of several arrays."""
 
 
+@pytest.mark.slow_cases(*(f"{name}-{size}" for name in MEMORIES for size in ("small", "large")))
 @each_size
 @pytest.mark.parametrize("name", MEMORIES)
 @pytest.mark.by_default(*(f"{name}-small_packed" for name in MEMORIES), "kda-large_packed")
@@ -190,6 +192,7 @@ def test_a_lookup_is_the_softmax_of_the_best_of_all_slots(subkeys, top_k, score)
     np.testing.assert_allclose(found.output, read, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow_cases("small", "large")
 @each_size
 @pytest.mark.by_default("small_packed")
 def test_fwpkm_is_its_definition_chunk_by_chunk(size):

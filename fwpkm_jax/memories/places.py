@@ -171,8 +171,15 @@ def _bases_held(where: Path | Store) -> Iterator[Lock]:
     """While the context lasts, no other session forks a memory or removes bases."""
     if isinstance(where, Path):
         own_folder(where / "bases")
-    options = {"thing": f"What memories in {where} share", "otherwise": "try again"}
-    held = patiently(lambda: Lock(where, name="bases/lock", say=_say(where), **options))
+    held = patiently(
+        lambda: Lock(
+            where,
+            name="bases/lock",
+            thing=f"What memories in {where} share",
+            otherwise="try again",
+            say=_say(where),
+        )
+    )
     try:
         yield held
     finally:

@@ -52,7 +52,9 @@ def describe_memory(
       layout: the sharding of each array of the state.
       devices: that share the run.
     """
-    own = jax.tree.map(_part, shapes, layout)
+    own = jax.tree.map(
+        lambda x, held: jax.ShapeDtypeStruct(held.shard_shape(x.shape), x.dtype), shapes, layout
+    )
     sizes = item_bytes(own)
     params = named_leaves(own.params)
     trained = trained_names(shapes.params, experiment.optimizer.train)
@@ -67,11 +69,6 @@ def describe_memory(
 
 def _told(sizes: dict[str, int]) -> str:
     return ", ".join(f"{name} {readable(size)}" for name, size in sizes.items())
-
-
-def _part(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    """What one device holds of an array."""
-    return jax.ShapeDtypeStruct(sharding.shard_shape(x.shape), x.dtype)
 
 
 def _activation_bytes(experiment: Experiment, shapes: TrainState) -> int:

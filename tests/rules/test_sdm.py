@@ -43,7 +43,7 @@ def test_a_write_of_full_strength_replaces_what_the_token_reads_where_it_writes(
     assert set(np.flatnonzero(touched)) == set(np.asarray(step.access.slot_ids).ravel())
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("option1")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("option", [{"decay": "none"}, {"decay": "weighted"}, {"temperature": 0.3}])
 def test_options_change_what_is_written_in_a_pass_as_in_steps(option):

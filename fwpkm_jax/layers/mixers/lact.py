@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.attention.softmax import token_positions, whole_sequence_attention
+from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import Packing, pack, pack_tokens, unpack
@@ -119,6 +120,7 @@ class LaCT(AbstractMixer):
         Raises:
           ValueError: `model_dim` does not divide into the heads.
         """
+        check_rngs(rngs)
         for name in ("num_heads", "num_fast_heads"):
             if model_dim % getattr(config, name):
                 raise ValueError(

@@ -79,7 +79,7 @@ def assert_close(actual, expected):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("[4, 3, 2]")
 @pytest.mark.parametrize("lengths", [[LENGTH], [1] * LENGTH, [4, 3, 2]], ids=str)
 def test_a_stream_of_any_cut_equals_the_pass(lengths):
     x, memory = tokens(), written_memory()

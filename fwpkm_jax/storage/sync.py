@@ -156,7 +156,7 @@ class Part(NamedTuple):
 
     process: int = 0
     """Its number; the first one, 0, writes the markers and removes versions."""
-    count: int = 1
+    processes: int = 1
     """How many there are."""
     session: str = ""
     """16 hexadecimal digits that they share, and that no other session has; "": there is one
@@ -285,7 +285,7 @@ class Versions:
         except FileNotFoundError:  # Newer ones took its place meanwhile.
             if place.exists():
                 raise
-        lists = [f"{self._under}/{folder}/.part-{x}" for x in range(1, self._part.count)]
+        lists = [f"{self._under}/{folder}/.part-{x}" for x in range(1, self._part.processes)]
         whole = self._joined(self._begun[number], lists)
         if place.exists() and whole is not None:
             check()

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fwpkm_jax.storage.addresses import scheme_of
 from fwpkm_jax.storage.lock import NAME as LOCK
@@ -223,6 +223,7 @@ class Mirror:
 
 def _merge(checkpoint: Path) -> None:
     """Makes each array whole of which several processes wrote parts, each into its own folder."""
+    item: Any  # Orbax has its own class of paths.
     for item in checkpoint.iterdir():
         if any(item.glob("ocdbt.process_*")) and not (item / "manifest.ocdbt").exists():
             import orbax.checkpoint as ocp

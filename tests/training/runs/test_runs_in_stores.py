@@ -180,7 +180,6 @@ def test_two_processes_train_in_a_bucket_and_go_on_there_as_on_a_disk(
         return results[0][1]
 
     disk = tmp_path / "disk"
-    train_to(3, disk)
     train_to(6, disk)
     expected = (disk / "checkpoints" / "6" / "position" / "metadata").read_text()
     with a_store(kind, monkeypatch) as address:

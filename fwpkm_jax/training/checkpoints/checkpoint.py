@@ -144,6 +144,7 @@ class Checkpoints:
             )
             if not self._shared:
                 arrays.finalize = lambda directory: None  # It would merge what others wrote.
+                logging.getLogger("absl").addFilter(_is_news)
             json = ocp.JsonCheckpointHandler(multiprocessing_options=who)
             handlers = {"position": json, "config": json}
             for name in ("params", "optimizer", "memory"):
@@ -306,6 +307,11 @@ class Checkpoints:
                 name = f"{step}.{taken}" if taken else str(step)
                 (self.directory / str(step)).rename(aside / name)
         self._manager = self._open()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of Orbax's says more than that each process writes for itself."""
+    return "primary_host=None" not in record.getMessage()
 
 
 def item_bytes(abstract: TrainState) -> dict[str, int]:

@@ -222,13 +222,19 @@ class Mirror:
 
 
 def _merge(checkpoint: Path) -> None:
-    """Makes each array whole of which several processes wrote parts, each into its own folder."""
+    """Makes each array whole of which several processes wrote parts, each into its own folder.
+
+    Of a damaged item the parts stay as they are, and whoever reads the checkpoint names it.
+    """
     item: Any  # Orbax has its own class of paths.
     for item in checkpoint.iterdir():
         if any(item.glob("ocdbt.process_*")) and not (item / "manifest.ocdbt").exists():
             import orbax.checkpoint as ocp
 
-            ocp.PyTreeCheckpointHandler().finalize(item)
+            try:
+                ocp.PyTreeCheckpointHandler().finalize(item)
+            except Exception as error:  # Whatever a broken file makes the reader raise.
+                _logger.warning("The parts of %s cannot be merged: %s", item, error)
 
 
 @contextmanager

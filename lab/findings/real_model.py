@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from matplotlib.figure import Figure
+
+from lab.findings import drawing
 from lab.findings.stored import Line, lines_of, markdown
 
 LINES = "real_model_shipped_cpu.jsonl"
@@ -99,3 +102,20 @@ def notes() -> str:
         f" {fifty[1]:.2f} after fifty other facts, and makes correcting harder: the new value is"
         f" said in {new[0]:.2f} instead of {new[1]:.2f}."
     )
+
+
+def draw() -> Figure:
+    """Exact answers of the memory without attention by training time."""
+    curve = [line for line in lines_of(EARLIER) if line["what"] == "training"]
+    figure, (axis,) = drawing.new_figure(2.8)
+    minutes = [line["minutes"] for line in curve]
+    for name, color, shown in (
+        ("nearest", drawing.GREY, "the statement's query is the nearest"),
+        ("written", drawing.BLUE, "exact answers, memory written"),
+        ("not_written", drawing.ORANGE, "exact answers, not written"),
+    ):
+        axis.plot(minutes, [line[name] for line in curve], "o-", color=color, label=shown)
+    axis.set_ylim(-0.02, 0.75)
+    axis.legend(frameon=False, fontsize=9.5, loc="upper left")
+    drawing.label(axis, x="minutes of training beside other work", y="of the questions")
+    return figure

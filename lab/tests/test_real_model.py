@@ -165,6 +165,7 @@ def test_sessions_are_written_and_asked_by_command(tokenizer_json, tmp_path, mon
     made = ("--tokenizer", tokenizer_json, "--books", books, "--out", sessions, "--sessions", 3)
     run("lab.real_model.grammar", *made, "--seed", "held-out", "--new_forms", "--new_words")
     run("lab.real_model.grammar", *made, "--wide", 0.5)
+    run("lab.real_model.grammar", *made, "--owners", "alike", "--corrected", "new")
     assert len(sessions.read_text().splitlines()) == 3
 
     # Without a chat: bytes have no template of one.

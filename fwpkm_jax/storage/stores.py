@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from fwpkm_jax.io.untrusted import OutsideFileError
+from fwpkm_jax.io.untrusted import MOST_JSON_BYTES, OutsideFileError
 from fwpkm_jax.storage.addresses import TRIES, Answer, Asked, address_of, ask, open_store, scheme_of
 
 _memory_writes = threading.Lock()
@@ -106,9 +106,9 @@ class Store:
         self._files.invalidate_cache()
         return self._files.info(self._path(name))
 
-    def read(self, name: str) -> bytes:
-        """An object's content. Raises FileNotFoundError if there is none."""
-        found = self.versioned(name)
+    def read(self, name: str, *, most: int = MOST_JSON_BYTES) -> bytes:
+        """An object's content. Raises FileNotFoundError if there is none; see `versioned`."""
+        found = self.versioned(name, most=most)
         if found is None:
             raise FileNotFoundError(f"There is no {self}/{name}; check the address.")
         return found[0]
@@ -161,12 +161,25 @@ class Store:
                 raise
             raise FileNotFoundError(f"{file} is gone.") from None
 
-    def download(self, name: str, file: Path) -> None:
-        """Writes an object to a new file here. Raises FileNotFoundError if it is gone."""
+    def download(self, name: str, file: Path, *, expected: int | None = None) -> None:
+        """Writes an object to a new file here.
+
+        Args:
+          name: of the object.
+          file: its path here.
+          expected: bytes that it must have.
+
+        Raises:
+          FileNotFoundError: it is gone.
+          OutsideFileError: it has another number of bytes.
+        """
 
         def get() -> None:
-            size = self._info(name)["size"]
-            self._files.get_file(self._path(name), str(file))
+            size = int(self._info(name)["size"])
+            if size != (size if expected is None else expected):
+                problem = f"has {size:,} bytes, and {expected:,} are expected"
+                raise OutsideFileError(f"{self}/{name}", problem)
+            self._files.get_file(self._path(name), str(file), callback=_upto(size))
             _check_size(file.stat().st_size, size)
 
         self._ask(get, name)
@@ -176,14 +189,20 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             self._ask(lambda: self._files.rm_file(self._path(name)), name, "removed")
 
-    def versioned(self, name: str) -> tuple[bytes, str] | None:
+    def versioned(self, name: str, *, most: int = MOST_JSON_BYTES) -> tuple[bytes, str] | None:
         """An object's content and its version; None if there is none.
 
         If it is replaced meanwhile, the version is the older one, which `replace` then refuses.
+
+        Raises:
+          OutsideFileError: it has more than `most` bytes.
         """
 
         def read() -> tuple[bytes, str]:
             info = self._info(name)
+            if info["size"] > most:
+                problem = f"has {info['size']:,} bytes, and at most {most:,} are expected"
+                raise OutsideFileError(f"{self}/{name}", problem, otherwise="move it away")
             content = self._files.cat_file(self._path(name))
             _check_size(len(content), info["size"])
             version = info.get("generation") or info.get("ETag") or content.decode("latin-1")
@@ -275,6 +294,17 @@ def _check_size(found: int, expected: Any) -> None:
     """Raises an error after which a store is asked again: a connection may end too early."""
     if found != int(expected):
         raise ConnectionError(f"{found} of {expected} bytes came")
+
+
+def _upto(size: int) -> Any:
+    """Ends a download that brings more bytes than the store said."""
+    from fsspec.callbacks import Callback
+
+    def check(_: object, come: int) -> None:
+        if come > size:
+            _check_size(come, size)
+
+    return Callback(hooks={"check": check})
 
 
 def _listed(info: Mapping[str, Any]) -> Listed:

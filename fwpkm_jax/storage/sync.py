@@ -220,8 +220,9 @@ class Versions:
             file.parent.mkdir(parents=True, exist_ok=True)
             there = f"{self._under}/{version.folder}/{name}"
             for _ in range(2):  # A bit may be lost on the way.
-                self._store.download(there, file)
-                if (file.stat().st_size, _sha256(file)) == version.files[name]:
+                size, digest = version.files[name]
+                self._store.download(there, file, expected=size)
+                if _sha256(file) == digest:
                     return
             raise OutsideFileError(f"{self._store}/{there}", "is not what was saved")
 

@@ -3,6 +3,7 @@
 Commands run on whole folders (a run, its memories, an audit's bundle, exported weights) while what
 they open is traced. Each place then becomes, in turn, a link to a file outside, a pipe, a device,
 a folder, and 3 GB of zeros, and the command that opened it runs again. Prints one line for each.
+What a bucket and a hub send lies in folders, too (`remote_places.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.faults import remote_places
 
 ROOT = Path(__file__).parents[2]
 ODD = ("link", "pipe", "device", "folder", "zeros")
@@ -98,7 +101,8 @@ def _program(*arguments: str) -> Command:
     def run(folder: Path) -> int:
         from fwpkm_jax.cli import main
 
-        return main([x.replace("HERE", str(folder)) for x in arguments])
+        named = [x.replace("BUCKET", f"memory://{folder}/bucket") for x in arguments]
+        return main([x.replace("HERE", str(folder)) for x in named])
 
     return run
 
@@ -116,7 +120,7 @@ SMALL: dict[str, Command] = {
 # Folders with a model of one step of training.
 
 
-def make_whole(folder: Path) -> None:
+def make_whole(folder: Path, runs: str = "HERE") -> None:
     """A transformers folder, a run imported from it, a run with a memory, weights of its own."""
     from tests.data.chat_tokenizer import TEMPLATE, save_tokenizer
     from tests.interchange.test_outside_weights import qwen_folder, qwen_tensors
@@ -126,26 +130,28 @@ def make_whole(folder: Path) -> None:
     (model / "chat_template.jinja").write_text(TEMPLATE)
     (model / "generation_config.json").write_text('{"eos_token_id": 3}')
     for command in (
-        _program("import", "hf", "HERE/model", "HERE/imported"),
-        _TRAIN,
-        _GENERATE,
-        _program("export", "HERE/run", "HERE/weights"),
+        _program("import", "hf", "HERE/model", f"{runs}/imported"),
+        _program("train", "--base", f"{runs}/imported", "--run_dir", f"{runs}/run", *_TRAINING),
+        _generate(runs),
+        _program("export", f"{runs}/run", "HERE/weights"),
     ):
         with _quiet() as said:
             code = command(folder)
         assert not code, said.getvalue()
 
 
-_TRAIN = _program(
-    *("train", "--base", "HERE/imported", "--run_dir", "HERE/run", "--training.steps", "1"),
-    *("--training.batch_size", "2", "--data.length", "32", "--training.validation_batches", "0"),
+_TRAINING = (
+    *("--training.steps", "1", "--training.validation_batches", "0"),
+    *("--training.batch_size", "2", "--data.length", "32"),
     *("--model.memory_layers", "0", "--model.fast_weight.rule.num_subkeys", "8"),
     *("--model.fast_weight.chunk_size", "16", "--model.fast_weight.rule.key_dim", "8"),
     *("--model.fast_weight.rule.value_dim", "8"),
 )
-_GENERATE = _program(
-    *("generate", "HERE/run", "--memory", "alice", "--prompt", "the cat", "--max_new_tokens", "3")
-)
+
+
+def _generate(runs: str) -> Command:
+    say = ("--memory", "alice", "--prompt", "the cat", "--max_new_tokens", "3")
+    return _program("generate", f"{runs}/run", *say)
 
 
 def _load(folder: Path) -> None:
@@ -171,7 +177,7 @@ WHOLE: dict[str, Command] = {
     "export hf": _program("export", "hf", "HERE/imported", "HERE/out"),
     "import hf": _program("import", "hf", "HERE/model", "HERE/out"),
     "read_folder": _weights,
-    "generate": _GENERATE,
+    "generate": _generate("HERE"),
     "chat": _chat,
     "train --resume": _program("train", "--resume", "HERE/run"),
     "eval": _program("eval", "HERE/run", "--limit", "1"),
@@ -180,9 +186,45 @@ WHOLE: dict[str, Command] = {
         *("--tokens", "300"),
     ),
 }
-SETS: dict[str, tuple[Callable[[Path], None], dict[str, Command]]] = {
-    "small": (make_small, SMALL),
-    "whole": (make_whole, WHOLE),
+
+
+# Folders of a bucket, and of a hub.
+
+
+def make_remote(folder: Path) -> None:
+    """A run in a bucket; a model and texts in the bucket and at a hub."""
+    remote_places.connect(folder)
+    (folder / "bucket").mkdir()
+    make_whole(folder, "BUCKET")
+    remote_places.fill(folder)
+
+
+def _prepare(source: str) -> Command:
+    def run(folder: Path) -> int:
+        from fwpkm_jax.data.prepare.command import main
+
+        texts = source.replace("BUCKET", f"memory://{folder}/bucket")
+        return main(
+            ["text", "--input", texts, "--out", f"{folder}/out/a.bin", "--tokenizer", "bytes"]
+        )
+
+    return run
+
+
+REMOTE: dict[str, Command] = {
+    "memories": _program("memories", "BUCKET/run"),
+    "generate": _generate("BUCKET"),
+    "train --resume": _program("train", "--resume", "BUCKET/run"),
+    "export hf": _program("export", "hf", "BUCKET/imported", "HERE/out"),
+    "import hf": _program("import", "hf", "BUCKET/model", "HERE/out"),
+    "prepare": _prepare("BUCKET/texts"),
+    "import hf NAME": _program("import", "hf", remote_places.MODEL, "HERE/out"),
+    "prepare hf://": _prepare(f"hf://datasets/{remote_places.TEXTS}"),
+}
+SETS: dict[str, tuple[Callable[[Path], None], dict[str, Command], tuple[str, ...]]] = {
+    "small": (make_small, SMALL, ODD),
+    "whole": (make_whole, WHOLE, ODD),
+    "remote": (make_remote, REMOTE, ("device", "folder", "zeros")),
 }
 
 
@@ -222,7 +264,9 @@ def _opener() -> str:
     return "a library's thread"
 
 
-def cases(commands: dict[str, Command], good: Path, work: Path) -> list[Case]:
+def cases(
+    commands: dict[str, Command], good: Path, work: Path, odds: tuple[str, ...] = ODD
+) -> list[Case]:
     """Each place with the first command that opens it there, made odd in every way."""
     first: dict[Place, str] = {}
     for name, command in commands.items():
@@ -234,7 +278,7 @@ def cases(commands: dict[str, Command], good: Path, work: Path) -> list[Case]:
             path = file.relative_to(work).as_posix()  # A library reads these without a trace.
             if file.is_file() and not any(place.path == path for place in first):
                 first[Place(path, "a library")] = name
-    return [Case(name, place, odd) for place, name in first.items() for odd in ODD]
+    return [Case(name, place, odd) for place, name in first.items() for odd in odds]
 
 
 def _copied(good: Path, work: Path) -> None:
@@ -381,14 +425,18 @@ def outcomes(name: str, *, only: tuple[str, ...] = ODD) -> Iterator[tuple[Case, 
 
 
 def _child(name: str, folder: Path, numbers: str | None) -> None:
-    make, commands = SETS[name]
+    make, commands, odds = SETS[name]
     good, work = folder / "good", folder / "work"
     if numbers is None:
         good.mkdir()
         make(good)
-        found = cases(commands, good, work)
+        if name == "remote":
+            remote_places.connect(work)
+        found = cases(commands, good, work, odds)
         (folder / "cases.json").write_text(json.dumps(found))
         return
+    if name == "remote":
+        remote_places.connect(work)
     listed = json.loads((folder / "cases.json").read_text())
     out = os.fdopen(os.dup(1), "w")
     # Orbax drops its other reads where one fails; they would be told while a later case runs.

@@ -108,12 +108,23 @@ def test_a_file_that_is_not_what_was_saved_makes_its_version_damaged(store, tmp_
     assert names - {name} <= set(store.sizes())
 
 
+def test_a_file_of_another_size_than_the_marker_names_is_not_downloaded(
+    store, tmp_path, monkeypatch
+):
+    (name,) = (name for name in write(store, tmp_path, 3) if name.endswith("/a"))
+    store.write(name, bytes(10**6))
+    monkeypatch.setattr(store._files, "get_file", None)  # Calling it would raise.
+    versions = look(store)
+    assert content_of(versions, 3, tmp_path) is None
+    assert f"{name} has 1,000,000 bytes, and 7 are expected" in versions.damaged[3]
+
+
 @pytest.mark.parametrize("request_", ["read", "download", "upload", "write", "remove"])
 def test_a_store_that_fails_is_an_error_and_no_damage(store, tmp_path, monkeypatch, request_):
     write(store, tmp_path, 3)
     versions, before = look(store), store.sizes()
 
-    def fail(*_):
+    def fail(*_, **__):
         raise StoreError("503")
 
     calls = {
@@ -136,8 +147,8 @@ def test_a_file_that_is_damaged_on_the_way_is_fetched_again(store, tmp_path, mon
     write(store, tmp_path, 3)
     whole, seen = Store.download, set()
 
-    def download(self, name, file):
-        whole(self, name, file)
+    def download(self, name, file, *, expected):
+        whole(self, name, file, expected=expected)
         if name not in seen:
             seen.add(name)
             file.write_bytes(b"x" * file.stat().st_size)

@@ -166,7 +166,7 @@ class HubFile(AbstractDataFile):
         return self.bytes
 
     def open(self) -> BinaryIO:
-        return open_file(fetch_file(self.repository, self.path))
+        return open_file(fetch_file(self.repository, self.path, size=self.bytes))
 
     def identity(self, *, sampled: bool) -> str:
         return self.object_id

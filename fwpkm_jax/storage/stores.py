@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from fwpkm_jax.io.untrusted import MOST_JSON_BYTES, OutsideFileError
-from fwpkm_jax.storage.addresses import TRIES, Answer, Asked, address_of, ask, open_store, scheme_of
+from fwpkm_jax.storage.addresses import (
+    TRIES,
+    Answer,
+    Asked,
+    address_of,
+    ask,
+    check_size,
+    content_of,
+    open_store,
+    scheme_of,
+)
 
 _memory_writes = threading.Lock()
 
@@ -131,7 +141,7 @@ class Store:
                     continue
                 if isinstance(content, Exception):
                     raise content
-                _check_size(len(content), size)
+                check_size(len(content), size)
                 found[name] = bytes(content)
             return found
 
@@ -180,7 +190,7 @@ class Store:
                 problem = f"has {size:,} bytes, and {expected:,} are expected"
                 raise OutsideFileError(f"{self}/{name}", problem)
             self._files.get_file(self._path(name), str(file), callback=_upto(size))
-            _check_size(file.stat().st_size, size)
+            check_size(file.stat().st_size, size)
 
         self._ask(get, name)
 
@@ -200,11 +210,8 @@ class Store:
 
         def read() -> tuple[bytes, str]:
             info = self._info(name)
-            if info["size"] > most:
-                problem = f"has {info['size']:,} bytes, and at most {most:,} are expected"
-                raise OutsideFileError(f"{self}/{name}", problem, otherwise="move it away")
-            content = self._files.cat_file(self._path(name))
-            _check_size(len(content), info["size"])
+            path = self._path(name)
+            content = content_of(f"{self}/{name}", self._files, path, info, most=most)
             version = info.get("generation") or info.get("ETag") or content.decode("latin-1")
             return content, str(version)
 
@@ -290,19 +297,13 @@ class Store:
         )
 
 
-def _check_size(found: int, expected: Any) -> None:
-    """Raises an error after which a store is asked again: a connection may end too early."""
-    if found != int(expected):
-        raise ConnectionError(f"{found} of {expected} bytes came")
-
-
 def _upto(size: int) -> Any:
     """Ends a download that brings more bytes than the store said."""
     from fsspec.callbacks import Callback
 
     def check(_: object, come: int) -> None:
         if come > size:
-            _check_size(come, size)
+            check_size(come, size)
 
     return Callback(hooks={"check": check})
 

@@ -35,6 +35,8 @@ MEMORY_MIB = 300
 SECONDS = 10
 """Of computing; a command that waits longer than `_WALL` seconds hangs."""
 _WALL = 30
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+"""Compiling is most of what such small models cost."""
 SECRET = b"what the user never shares"
 
 
@@ -204,9 +206,8 @@ def _prepare(source: str) -> Command:
         from fwpkm_jax.data.prepare.command import main
 
         texts = source.replace("BUCKET", f"memory://{folder}/bucket")
-        return main(
-            ["text", "--input", texts, "--out", f"{folder}/out/a.bin", "--tokenizer", "bytes"]
-        )
+        how = ("--tokenizer", "bytes", "--layout", "stream")
+        return main(["text", "--input", texts, "--out", f"{folder}/out/a.bin", *how])
 
     return run
 
@@ -242,7 +243,9 @@ def traced(command: Command, folder: Path) -> list[Place]:
         name = os.path.abspath(os.fsdecode(path)).removeprefix(f"{folder}/")
         made = event == "open" and arguments[2] & os.O_CREAT and not os.path.lexists(path)
         top, _, below = name.partition("/")
-        if below and top in given and not made:  # The user names the folders themselves.
+        listed = event != "open" and top == "bucket"  # Which has no folders.
+        # The user names the folders themselves.
+        if below and top in given and not (made or listed):
             found[Place(name, _opener())] = None
 
     tracing = True
@@ -398,7 +401,7 @@ def outcomes(name: str, *, only: tuple[str, ...] = ODD) -> Iterator[tuple[Case, 
         make = [sys.executable, "-m", "tests.faults.places", name, "--in", temporary]
         environment = os.environ | {
             "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "MALLOC_ARENA_MAX": "2",
-            "FWPKM_JAX_CACHE": f"{temporary}/programs",
+            "FWPKM_JAX_CACHE": f"{temporary}/programs", "XLA_FLAGS": _QUICK,
         }  # fmt: skip
         subprocess.run([*make, "--make"], cwd=ROOT, env=environment, check=True)
         listed = json.loads(Path(temporary, "cases.json").read_text())
@@ -413,7 +416,9 @@ def outcomes(name: str, *, only: tuple[str, ...] = ODD) -> Iterator[tuple[Case, 
             assert process.stdout is not None
             with selectors.DefaultSelector() as ready, process:
                 ready.register(process.stdout, selectors.EVENT_READ)
-                while wanted and ready.select(timeout=3 * _WALL):
+                patience = 40 * _WALL  # A process runs its commands once before the first case.
+                while wanted and ready.select(timeout=patience):
+                    patience = 3 * _WALL
                     line = process.stdout.readline()
                     if not line:
                         break

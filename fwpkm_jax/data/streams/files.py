@@ -3,6 +3,7 @@
 import abc
 import gzip
 import hashlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,7 +137,8 @@ class BucketFile(AbstractDataFile):
     def open(self) -> IO[bytes]:
         store, path = open_store(self.name)
         try:
-            return store.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
+            content = store.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
+            return io.BufferedReader(content)  # Its own `readline` takes no bound.
         except Exception as error:
             raise store_error(self.name, error) from error
 

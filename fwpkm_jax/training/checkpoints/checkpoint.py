@@ -133,6 +133,8 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
             multiprocessing_options=who,
+            # Folders that are made beside the writes are announced once for all processes.
+            async_options=ocp.options.AsyncOptions(create_directories_asynchronously=self._shared),
         )
         handlers: dict[str, Any] | None = None
         if self._buffer_bytes is not None or not self._shared:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import logging
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fwpkm_jax.data.chat_turns import START, Turn, closing_tokens, has_template,
 from fwpkm_jax.evaluation.readers.stream_reader import flush
 from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init_generation
 from fwpkm_jax.io.atomic import own_folder
+from fwpkm_jax.io.status_line import watched
 from fwpkm_jax.io.untrusted import OutsideFileError, shown
 from fwpkm_jax.literals import check_seed, some
 from fwpkm_jax.memories.saved import Keep
@@ -26,15 +26,15 @@ from fwpkm_jax.models.config import mixer_memory
 from fwpkm_jax.models.outputs import layer_name
 from fwpkm_jax.run.load import Run, text_tokenizer
 from fwpkm_jax.storage.addresses import address_of, check_store, scheme_of
-from fwpkm_jax.storage.lock import RunInUseError
+from fwpkm_jax.storage.lock import patiently
 from fwpkm_jax.storage.stores import Store
 
 _logger = logging.getLogger(__name__)
 
 _START = "start-"
 """With a step: the memory that all others of a checkpoint are forks of, before any text."""
+_SHOWN = 1024  # Tokens between two lines of progress; a multiple of those that are read at once.
 _LEAST_ROOM = 1024  # Tokens that full attention keeps from the first text on.
-_LONGEST_WAIT = 60.0  # Seconds that another process may take to save it.
 
 
 class Conversation:
@@ -208,7 +208,12 @@ class Conversation:
         self._make_room(len(tokens) + max_new_tokens)
         if max_new_tokens:
             self.state = self._written()
-        prompts, left = [tokens], max_new_tokens
+        # In the pieces in which one call would read it.
+        cuts = range(len(tokens) % _SHOWN or _SHOWN, len(tokens), _SHOWN)
+        *parts, last = np.split(tokens, cuts)
+        for part in watched(parts, f"parts of {_SHOWN:,} tokens read"):
+            self._generate([part], 0)
+        prompts, left = [last], max_new_tokens
         while True:
             count = min(left, at_once or left)
             new = self._generate(prompts, count)
@@ -344,19 +349,17 @@ class Conversation:
 
     def _save_start(self) -> None:
         """Saves the checkpoint's memory, which all others share on disk."""
-        deadline = time.monotonic() + _LONGEST_WAIT
-        while self._start not in memories.names(self._folder):
-            try:
+
+        def save() -> None:
+            if self._start not in memories.names(self._folder):
                 memories.save(
                     *(self._folder, self._start, self.state),
                     model=self._model,
                     keep="memory",
                     origin=self._origin,
                 )
-            except RunInUseError:  # Another process saves it.
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
+
+        patiently(save)  # Another process may be saving it.
 
     def _make_room(self, new: int) -> None:
         """Makes room for more tokens in full attention."""

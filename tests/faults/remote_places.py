@@ -144,7 +144,6 @@ def fill(folder: Path) -> None:
     for texts in (bucket / "texts", hub / TEXTS / "files"):
         texts.mkdir(parents=True)
         (texts / "a.jsonl").write_text('{"text": "the cat sat"}\n' * 20)
-        (texts / "b.txt").write_text("the dog ran\n" * 20)
     for repository in (hub / MODEL, hub / TEXTS):
         tree = [_entry(file) for file in sorted((repository / "files").iterdir())]
         (repository / "tree").write_text(json.dumps(tree))

@@ -138,7 +138,7 @@ class BucketFile(AbstractDataFile):
         store, path = open_store(self.name)
         try:
             content = store.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
-            return io.BufferedReader(content)  # Its own `readline` takes no bound.
+            return io.BufferedReader(content, 2**20)  # Its own `readline` takes no bound.
         except Exception as error:
             raise store_error(self.name, error) from error
 

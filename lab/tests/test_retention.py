@@ -12,8 +12,8 @@ from flax import nnx
 from fwpkm_jax.core.streams.pending import Pending
 from fwpkm_jax.data import TextData
 from fwpkm_jax.generation import init_generation
-from fwpkm_jax.paper.evaluation.domains import read_domains
 from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.paper.evaluation.domains import read_domains
 from fwpkm_jax.rules import SDM, FwPKM
 from fwpkm_jax.run import Run
 from fwpkm_jax.training.state import init_state, model_graph

@@ -21,11 +21,9 @@ from fwpkm_jax.audit.lines import Line, failures
 from fwpkm_jax.audit.origin import figures, headline
 from fwpkm_jax.audit.page import as_text, summary
 from fwpkm_jax.cli.options import PluginOptions, parse_options
-from fwpkm_jax.interchange import read_folder
+from fwpkm_jax.interchange.weights_folder import open_run
 from fwpkm_jax.io.terminal import say_what_lasts, visible
-from fwpkm_jax.run.load import Run, load_run
 from fwpkm_jax.storage.compile_cache import use_compile_cache
-from fwpkm_jax.training.state import model_graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +120,3 @@ def _print_measured(told: str, measured: Mapping[str, str]) -> None:
     print(f"\n{visible(told)}")
     for name, text in measured.items():
         print(visible(f"  {name}: {text}"))
-
-
-def open_run(path: Path, step: int | Literal["best"] | None = None) -> Run:
-    """A run, or a folder of exported weights as one of step 0."""
-    if (path / "checkpoints").is_dir() or not (path / "weights.safetensors").is_file():
-        return load_run(path, step)
-    if step is not None:
-        raise ValueError(f"step={step!r}: {path} holds exported weights, which are of one step.")
-    experiment, weights = read_folder(path)
-    return Run(experiment, model_graph(experiment.model), weights.params, weights.memory, step=0)

@@ -1,6 +1,5 @@
 """What a run takes of its devices' memory and of its disk, before anything is compiled."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import jax
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.models.sharding import declarations
+from fwpkm_jax.models.stream_size import device_bytes
 from fwpkm_jax.training.checkpoints.checkpoint import item_bytes, readable
 from fwpkm_jax.training.state import TrainState, named_leaves, trained_names
 
@@ -21,7 +21,7 @@ def check_memory(shapes: TrainState, devices: Sequence[Any]) -> None:
       shapes: of the state.
       devices: that share it.
     """
-    sizes, there = item_bytes(shapes), memory_of(devices) * jax.process_count()
+    sizes, there = item_bytes(shapes), memory_of(devices)
     if sum(sizes.values()) > there:
         raise ValueError(
             f"The state of this run takes {readable(sum(sizes.values()))} ({_told(sizes)}), and "
@@ -32,14 +32,9 @@ def check_memory(shapes: TrainState, devices: Sequence[Any]) -> None:
 
 
 def memory_of(devices: Sequence[Any]) -> int:
-    """Bytes that this process' devices have together.
-
-    Devices that do not say how much memory they have, as CPUs, have that of their machine.
-    """
+    """Bytes that the devices of all processes have together."""
     ours = [x for x in devices if x.process_index == jax.process_index()]
-    limits = [(device.memory_stats() or {}).get("bytes_limit", 0) for device in ours]
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return sum(limits) if all(limits) else machine
+    return device_bytes(ours) * jax.process_count()
 
 
 def describe_memory(
@@ -57,13 +52,15 @@ def describe_memory(
       layout: the sharding of each array of the state.
       devices: that share the run.
     """
-    own = jax.tree.map(_part, shapes, layout)
+    own = jax.tree.map(
+        lambda x, held: jax.ShapeDtypeStruct(held.shard_shape(x.shape), x.dtype), shapes, layout
+    )
     sizes = item_bytes(own)
     params = named_leaves(own.params)
     trained = trained_names(shapes.params, experiment.optimizer.train)
     sizes["gradients"] = sum(4 * params[name].size for name in trained)
     sizes["activations"] = _activation_bytes(experiment, shapes)
-    there = memory_of(devices) * jax.process_count() // len(devices)
+    there = memory_of(devices) // len(devices)
     return (
         f"By estimate a step takes {readable(sum(sizes.values()))} of each device's "
         f"{readable(there)} ({_told(sizes)})."
@@ -72,11 +69,6 @@ def describe_memory(
 
 def _told(sizes: dict[str, int]) -> str:
     return ", ".join(f"{name} {readable(size)}" for name, size in sizes.items())
-
-
-def _part(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    """What one device holds of an array."""
-    return jax.ShapeDtypeStruct(sharding.shard_shape(x.shape), x.dtype)
 
 
 def _activation_bytes(experiment: Experiment, shapes: TrainState) -> int:

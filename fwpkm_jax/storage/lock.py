@@ -30,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from fwpkm_jax.io.atomic import check_local, open_own
 from fwpkm_jax.io.untrusted import shown
@@ -38,12 +38,16 @@ from fwpkm_jax.storage.addresses import StoreError
 from fwpkm_jax.storage.repeated import Repeated
 from fwpkm_jax.storage.stores import Store
 
+Taken = TypeVar("Taken")
 NAME = "lock"
 """Of the file or object by which a session holds a run."""
 BEAT = 10.0
 """Seconds between two signs of life."""
 SILENCE = 35.0
 """Seconds without a sign of life after which a holder on another machine counts as gone."""
+
+LONGEST_WAIT = 60.0
+"""Seconds for which `patiently` waits."""
 
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)
 
@@ -191,6 +195,18 @@ class Lock:
         with contextlib.suppress(OSError):  # Others see that its process ended or is silent.
             self._place.remove()
         self._place.close()
+
+
+def patiently(take: Callable[[], Taken]) -> Taken:
+    """What `take` gives, which is tried again for a minute while another session has the lock."""
+    deadline = time.monotonic() + LONGEST_WAIT
+    while True:
+        try:
+            return take()
+        except RunInUseError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 _Found = tuple[bytes, object]

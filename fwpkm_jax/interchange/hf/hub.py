@@ -28,7 +28,7 @@ from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
 from fwpkm_jax.io.atomic import replacing
 from fwpkm_jax.io.untrusted import OutsideFileError, open_file, read_text, shown, without_login
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DONE = "Models of the hub are fetched and pushed"
 
 
@@ -129,11 +129,6 @@ class HubFolder:
             raise OutsideFileError(f"{self.name}/{shown(path)}", problem, otherwise=AGAIN)
 
 
-def is_hub_name(source: str | Path) -> bool:
-    """Whether a source is `owner/name` and no folder here."""
-    return _NAME.fullmatch(str(source)) is not None and not Path(source).exists()
-
-
 def fetch_folder(
     name: str, *, revision: str | None = None, others: Sequence[str] = ()
 ) -> HubFolder:
@@ -181,7 +176,7 @@ def check_push(name: str) -> None:
       ValueError: the name is not `owner/name`.
       OSError: nobody is logged in, or the hub cannot be reached.
     """
-    if _NAME.fullmatch(name) is None:
+    if NAME.fullmatch(name) is None:
         raise ValueError(f"push={shown(name)!r} is no name of the hub; write owner/name.")
     client = hub_client(DONE)
     with asking(client, name, None):

@@ -2,8 +2,8 @@
 
     PYTHONPATH=build/cuda:. python -m benchmarks.compiled.launches --out launches_h100.json
 
-A memory's forward and backward pass at the paper's widths is compiled for the device, which needs the
-device's compiler (docs/howto/compile_ahead.md) but not the device. A loop over the chunks becomes a
+A memory's forward and backward pass at the paper's widths is compiled for the device, which needs
+the device's compiler (docs/howto/compile_ahead.md) but not the device. A loop over the chunks becomes a
 `while`; every fusion, kernel, copy and product in its body is one launch at least. XLA counts a
 nested loop once.
 """
@@ -34,7 +34,7 @@ class Options:
     """Compiles a memory's passes and counts launches by loop."""
 
     rule: Literal["fwpkm", "sdm"] = "fwpkm"
-    """FwPKM, or Sparse Delta Memory with 64 writes and 64 reads of a token, in chunks of its own."""
+    """FwPKM, or Sparse Delta Memory with 64 writes and 64 reads of a token."""
     device: Literal["cpu", "h100"] = "h100"
     """Device to compile for."""
     subkeys: int = 512

@@ -3,9 +3,9 @@
     PYTHONPATH=build/cuda:. python -m benchmarks.compiled.launches --out launches_h100.json
 
 A memory's forward and backward pass at the paper's widths is compiled for the device, which needs
-the device's compiler (docs/howto/compile_ahead.md) but not the device. A loop over the chunks becomes a
-`while`; every fusion, kernel, copy and product in its body is one launch at least. XLA counts a
-nested loop once.
+the device's compiler (docs/howto/compile_ahead.md) but not the device. A loop over the chunks
+becomes a `while`; every fusion, kernel, copy and product in its body is one launch at least. XLA
+counts a nested loop once.
 """
 
 import contextlib

@@ -140,7 +140,8 @@ def test_a_gpu_reads_and_adds_the_rows_of_sdm_by_fwpkms_kernels():
     options = launches.Options(rule="sdm", subkeys=128, dim=256, chunk_size=64, batch=1)
     absent_device("h100")  # Skips where its compiler is missing.
     kernels = [row["kernels"] for row in launches.loops(launches.compiled_text(options))]
-    assert {"slot_read": 2, "slot_add": 1, "slot_add_segments": 1} in kernels
+    # Of what the tokens read, their errors alone: the loss is linear in the rest.
+    assert {"slot_read": 1, "slot_add": 1, "slot_add_segments": 1} in kernels
     back = {"slot_read": 1, "slot_dot": 3, "slot_add": 2, "slot_add_segments": 2}
     assert back in kernels
 

@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import inspect
+import json
+import os
 import pkgutil
 import re
 
@@ -109,7 +111,22 @@ def escape_formulas(app, what, name, value, options, lines):
             lines[number] = "".join(parts)
 
 
+def add_badge(app, docname, source):
+    """Puts a link to Colab below a notebook's title, where the host's build says the repository."""
+    repository, ref = os.environ.get("GITHUB_REPOSITORY"), os.environ.get("GITHUB_REF_NAME")
+    if docname != "tutorials/fresh_machine" or not repository or not ref:
+        return
+    notebook = json.loads(source[0])
+    colab = "https://colab.research.google.com"
+    page = f"{colab}/github/{repository}/blob/{ref}/docs/{docname}.ipynb"
+    title, *rest = "".join(notebook["cells"][0]["source"]).split("\n")
+    badge = f"[![Open in Colab]({colab}/assets/colab-badge.svg)]({page})"
+    notebook["cells"][0]["source"] = "\n".join([title, "", badge, *rest])
+    source[0] = json.dumps(notebook)
+
+
 def setup(app):
+    app.connect("source-read", add_badge)
     app.connect("autodoc-process-docstring", escape_formulas, priority=100)  # Before napoleon.
     app.connect("missing-reference", show_without_link)
     app.connect("autodoc-process-signature", signature_of_constructor)

@@ -9,7 +9,7 @@ from typing import Literal
 from fwpkm_jax import memories
 from fwpkm_jax.cli.options import CheckpointOptions, RunArgument
 from fwpkm_jax.generation import Sampling
-from fwpkm_jax.io.terminal import say_what_lasts
+from fwpkm_jax.io.status_line import progress_shown
 from fwpkm_jax.literals import check_seed
 from fwpkm_jax.run.conversation import Conversation, memory_place
 from fwpkm_jax.run.load import load_run
@@ -45,7 +45,8 @@ class ConversationOptions(CheckpointOptions):
                 # Before anything is loaded or compiled, as an address may be wrong or in use.
                 held.enter_context(memories.hold(*place))
             run = load_run(self.run, self.step, weights=self.weights)
-            say_what_lasts("Compiling; the next start finds these programs again ...")
+            line = "Compiling; the next start finds these programs again ..."
+            held.enter_context(progress_shown(line))
             named = {}
             if place is not None:
                 origin = f"{address_of(self.run)}, step {run.step}"

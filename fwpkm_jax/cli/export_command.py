@@ -15,7 +15,7 @@ from fwpkm_jax.cli.options import CheckpointOptions, FolderArgument, RunArgument
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.interchange.hf import export_model, push_model
 from fwpkm_jax.io.atomic import check_local
-from fwpkm_jax.io.terminal import say_what_lasts
+from fwpkm_jax.io.status_line import progress_shown
 from fwpkm_jax.storage.addresses import address_of
 from fwpkm_jax.storage.sync import made_in
 from fwpkm_jax.training.runs.mirror import run_folder
@@ -92,6 +92,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:
     if arguments[:1] == ["hf"]:
         cls, arguments, program = ExportHF, arguments[1:], f"{program} hf"
     options = parse_options(cls, arguments, program, addresses=("run", "folder"))
-    say_what_lasts(f"Exporting {options.run} ...")
-    print(f"wrote {options.export()}")
+    with progress_shown(f"Exporting {options.run} ..."):
+        written = options.export()
+    print(f"wrote {written}")
     return 0

@@ -16,7 +16,7 @@ from fwpkm_jax.interchange.gguf import import_gguf
 from fwpkm_jax.interchange.hf import import_model
 from fwpkm_jax.interchange.hf.model_folder import ParameterDtype
 from fwpkm_jax.interchange.imported_run import check_empty
-from fwpkm_jax.io.terminal import say_what_lasts
+from fwpkm_jax.io.status_line import progress_shown
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.storage.addresses import address_of
 from fwpkm_jax.storage.sync import fetched
@@ -115,7 +115,7 @@ _Source = (
 def main(arguments: Sequence[str], program: str = "fwpkm import") -> int:
     """Imports weights as a new run; returns the program's exit code."""
     source = parse_options(_Source, arguments, program, addresses=("folder", "run"))
-    say_what_lasts(f"Reading weights and writing {address_of(source.run)} ...")
-    source.start()
+    with progress_shown(f"Reading weights and writing {address_of(source.run)} ..."):
+        source.start()
     print(f"wrote {address_of(source.run)}")
     return 0

@@ -10,6 +10,7 @@ from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.interchange.weights import Weights, abstract_weights, checked, refuse_other_names
 from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
 from fwpkm_jax.io.safetensors import SafetensorsFile, write_tensors
+from fwpkm_jax.io.status_line import watched
 from fwpkm_jax.io.untrusted import OutsideFileError, shown
 from fwpkm_jax.run.load import Run, WhichWeights, load_run
 from fwpkm_jax.training.state import model_graph
@@ -87,6 +88,8 @@ def read_folder(folder: str | Path) -> tuple[Experiment, Weights]:
     like = abstract_weights(experiment.model, groups=groups[0] if groups else 1)
     expected = like.named()
     refuse_other_names(file, expected, path)
-    return experiment, like.replaced(
-        {name: checked(name, file.read(name), leaf.shape, path) for name, leaf in expected.items()}
-    )
+    arrays = {
+        name: checked(name, file.read(name), leaf.shape, path)
+        for name, leaf in watched(expected.items(), "arrays read")
+    }
+    return experiment, like.replaced(arrays)

@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple, TypeGuard
 import ml_dtypes
 import numpy as np
 
+from fwpkm_jax.io.status_line import watched
 from fwpkm_jax.io.untrusted import (
     OutsideFileError,
     is_pointer,
@@ -231,7 +232,7 @@ def write_tensors(
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % _ALIGNMENT)
     file.write(len(text).to_bytes(8, "little") + text)
-    for name in names:
+    for name in watched(names, "arrays written"):
         x = np.ascontiguousarray(arrays[name])
         if x.dtype.byteorder == ">":
             x = x.astype(x.dtype.newbyteorder("<"))

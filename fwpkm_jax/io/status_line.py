@@ -1,9 +1,16 @@
 """A line that changes on a terminal, plain lines elsewhere."""
 
+import contextlib
 import sys
-from typing import TextIO
+import time
+from collections.abc import Collection, Iterator
+from contextvars import ContextVar
+from typing import TextIO, TypeVar
 
-from fwpkm_jax.io.terminal import visible
+from fwpkm_jax.io.terminal import say_what_lasts, visible
+
+_Item = TypeVar("_Item")
+_SECONDS = 0.2  # Between two lines.
 
 
 def format_duration(seconds: float) -> str:
@@ -39,3 +46,46 @@ class StatusLine:
             print(file=self._stream)
             self._open = False
         print(visible(message), file=self._stream, flush=True)
+
+    def clear(self) -> None:
+        """Erases the line that changes."""
+        if self._open:
+            print("\r\x1b[K", end="", file=self._stream, flush=True)
+            self._open = False
+
+
+_watched: ContextVar[StatusLine | None] = ContextVar("watched", default=None)
+
+
+@contextlib.contextmanager
+def progress_shown(line: str) -> Iterator[None]:
+    """Says what lasts; while the context does, `watched` shows how far it is.
+
+    Only where standard error is a terminal.
+    """
+    say_what_lasts(line)
+    before = _watched.set(StatusLine(sys.stderr) if sys.stderr.isatty() else None)
+    try:
+        yield
+    finally:
+        _watched.reset(before)
+
+
+def watched(items: Collection[_Item], done: str) -> Iterator[_Item]:
+    """The items; in a context of `progress_shown` with their number and the time that is left.
+
+    Args:
+      items: that are worked on one after the other.
+      done: what was done to them, such as "arrays read".
+    """
+    line, began = _watched.get(), time.monotonic()
+    shown = began
+    for number, item in enumerate(items):
+        now = time.monotonic()
+        if line is not None and number and now - shown > _SECONDS:
+            left = format_duration((now - began) / number * (len(items) - number))
+            line.show(f"{done}: {number:,}/{len(items):,}  ETA {left}")
+            shown = now
+        yield item
+    if line is not None:
+        line.clear()

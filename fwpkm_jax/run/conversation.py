@@ -18,6 +18,7 @@ from fwpkm_jax.data.chat_turns import START, Turn, closing_tokens, has_template,
 from fwpkm_jax.evaluation.readers.stream_reader import flush
 from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init_generation
 from fwpkm_jax.io.atomic import own_folder
+from fwpkm_jax.io.status_line import watched
 from fwpkm_jax.io.untrusted import OutsideFileError, shown
 from fwpkm_jax.literals import check_seed, some
 from fwpkm_jax.memories.saved import Keep
@@ -32,6 +33,7 @@ _logger = logging.getLogger(__name__)
 
 _START = "start-"
 """With a step: the memory that all others of a checkpoint are forks of, before any text."""
+_SHOWN = 1024  # Tokens between two lines of progress; a multiple of those that are read at once.
 _LEAST_ROOM = 1024  # Tokens that full attention keeps from the first text on.
 
 
@@ -206,7 +208,12 @@ class Conversation:
         self._make_room(len(tokens) + max_new_tokens)
         if max_new_tokens:
             self.state = self._written()
-        prompts, left = [tokens], max_new_tokens
+        # In the pieces in which one call would read it.
+        cuts = range(len(tokens) % _SHOWN or _SHOWN, len(tokens), _SHOWN)
+        *parts, last = np.split(tokens, cuts)
+        for part in watched(parts, f"parts of {_SHOWN:,} tokens read"):
+            self._generate([part], 0)
+        prompts, left = [last], max_new_tokens
         while True:
             count = min(left, at_once or left)
             new = self._generate(prompts, count)

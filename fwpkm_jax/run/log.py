@@ -3,6 +3,7 @@
 Only the first process writes; the logs of the other processes do nothing.
 """
 
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,6 +15,7 @@ from fwpkm_jax.io.atomic import remove_unfinished, write_json
 from fwpkm_jax.io.untrusted import read_json
 from fwpkm_jax.storage.addresses import scheme_of
 from fwpkm_jax.storage.lock import Lock
+from fwpkm_jax.storage.sync import Part
 from fwpkm_jax.training.runs.metrics import (
     MetricsWriter,
     Sink,
@@ -22,7 +24,7 @@ from fwpkm_jax.training.runs.metrics import (
     import_wandb,
 )
 from fwpkm_jax.training.runs.mirror import Mirror
-from fwpkm_jax.training.runs.processes import is_first
+from fwpkm_jax.training.runs.processes import from_first, is_first, together
 from fwpkm_jax.training.runs.progress import Progress
 from fwpkm_jax.training.runs.run_directory import (
     find_config,
@@ -45,13 +47,15 @@ class RunLog:
 
         Raises:
           ValueError: the experiment logs to wandb, which is not installed; or `run_dir` is an
-            address, and its package is not installed or several processes train.
+            address, and its package is not installed.
         """
         training = experiment.training
         self.name = experiment.run_dir
         """What messages call the run's directory, which may lie in a bucket."""
         self._mirror = _mirror(experiment.run_dir, say=self.say)
         self.directory = Path(experiment.run_dir) if self._mirror is None else self._mirror.folder
+        self.shared = self._mirror is None or jax.process_count() == 1
+        """Whether all processes of the run use the same directory."""
         self.config_json = experiment.to_json()
         self._experiment = experiment
         self._writes = is_first()
@@ -70,8 +74,19 @@ class RunLog:
             self._writer.close(failed=kind is not None)
         if self._lock is not None:
             self._lock.release()
-        if self._mirror is not None:
+        if self._mirror is None:
+            return
+        if kind is not None:  # The others may have failed, too, or wait for this process.
             self._mirror.close()
+            return
+        try:
+            with together():
+                if not self._writes:
+                    self._mirror.close()
+        finally:  # The first process completes the checkpoints; until then no other one ends.
+            with together():
+                if self._writes:
+                    self._mirror.close()
 
     def claim(self) -> None:
         """Creates the directory of a new run, or checks that it holds this run; locks it.
@@ -104,6 +119,11 @@ class RunLog:
         if old["optimizer"]["decay_steps"] is None and decay == old["training"]["steps"]:
             may_change.append("optimizer.decay_steps")  # The schedule that the run began with.
         refuse_changes(self.directory, old, self.config_json, may_change=may_change)
+
+    def follow(self) -> None:
+        """Fills the folders of the other processes, once the first one has claimed the run."""
+        if self._mirror is not None and not self._writes:
+            self._mirror.claim()
 
     def old_results(self) -> dict[str, Any] | None:
         """The results of a run that has already done all its steps; None if it has not."""
@@ -182,10 +202,6 @@ def _mirror(run_dir: str, *, say: Callable[[str], None]) -> Mirror | None:
     """The folder that stands for a run in a bucket; None for a run of this machine."""
     if scheme_of(run_dir) is None:
         return None
-    if jax.process_count() > 1:
-        raise ValueError(
-            f"run_dir={run_dir!r} is in a bucket, to which one process writes, and "
-            f"{jax.process_count()} train this run; give a path that all of them share, for "
-            "example of the bucket mounted with gcsfuse."
-        )
-    return Mirror(run_dir, say=say)
+    session = from_first(secrets.token_hex(8))
+    part = Part(jax.process_index(), jax.process_count(), session)
+    return Mirror(run_dir, say=say, part=part)

@@ -12,29 +12,32 @@ from fwpkm_jax.training.checkpoints.checkpoint import item_bytes, readable
 from fwpkm_jax.training.state import TrainState, named_leaves, trained_names
 
 
-def check_memory(shapes: TrainState, devices: Sequence[Any]) -> None:
-    """Raises ValueError if the state alone takes more memory than the devices have together.
+def check_memory(
+    experiment: Experiment, shapes: TrainState, layout: TrainState, devices: Sequence[Any]
+) -> None:
+    """Raises ValueError if a step needs more memory than a device has, activations left out.
 
-    What a step computes comes on top, so a state that passes may still be too large.
+    Counted are what a device holds of the state, and of the gradients where all are there at once:
+    they are clipped by their common norm, or added up over micro-batches. What a step computes
+    comes on top, so a run that passes may still be too large.
 
     Args:
+      experiment: the configuration.
       shapes: of the state.
-      devices: that share it.
+      layout: the sharding of each array of the state.
+      devices: that share the run.
     """
-    sizes, there = item_bytes(shapes), memory_of(devices)
+    sizes, there = _step_bytes(experiment, shapes, layout), _room(devices)
+    del sizes["activations"]
+    if experiment.optimizer.clip_norm is None and experiment.training.micro_batches == 1:
+        del sizes["gradients"]
     if sum(sizes.values()) > there:
         raise ValueError(
-            f"The state of this run takes {readable(sum(sizes.values()))} ({_told(sizes)}), and "
-            f"there are {readable(there)} of memory; make the model or its memory smaller "
+            f"The state of this run takes {readable(sum(sizes.values()))} ({_told(sizes)}) of each "
+            f"device, which has {readable(there)} of memory; make the model or its memory smaller "
             "(model.fast_weight.rule.num_subkeys, training.memory.groups), or share it among more "
             "devices (mesh)."
         )
-
-
-def memory_of(devices: Sequence[Any]) -> int:
-    """Bytes that the devices of all processes have together."""
-    ours = [x for x in devices if x.process_index == jax.process_index()]
-    return device_bytes(ours) * jax.process_count()
 
 
 def describe_memory(
@@ -52,19 +55,36 @@ def describe_memory(
       layout: the sharding of each array of the state.
       devices: that share the run.
     """
+    sizes, there = _step_bytes(experiment, shapes, layout), _room(devices)
+    total = sum(sizes.values())
+    doubt = ""
+    if total > there:
+        doubt = (
+            " It may not fit: a shorter data.length, more training.micro_batches, training.remat "
+            "and a mesh take less."
+        )
+    return (
+        f"By estimate a step takes {readable(total)} of each device's {readable(there)} "
+        f"({_told(sizes)}).{doubt}"
+    )
+
+
+def _step_bytes(experiment: Experiment, shapes: TrainState, layout: TrainState) -> dict[str, int]:
+    """What a device holds in a step: of the state, the gradients and, by estimate, activations."""
     own = jax.tree.map(
         lambda x, held: jax.ShapeDtypeStruct(held.shard_shape(x.shape), x.dtype), shapes, layout
     )
-    sizes = item_bytes(own)
     params = named_leaves(own.params)
     trained = trained_names(shapes.params, experiment.optimizer.train)
-    sizes["gradients"] = sum(4 * params[name].size for name in trained)
-    sizes["activations"] = _activation_bytes(experiment, shapes)
-    there = memory_of(devices) // len(devices)
-    return (
-        f"By estimate a step takes {readable(sum(sizes.values()))} of each device's "
-        f"{readable(there)} ({_told(sizes)})."
-    )
+    gradients = sum(4 * params[name].size for name in trained)
+    activations = _activation_bytes(experiment, shapes)
+    return item_bytes(own) | {"gradients": gradients, "activations": activations}
+
+
+def _room(devices: Sequence[Any]) -> int:
+    """Bytes of memory of each device."""
+    ours = [x for x in devices if x.process_index == jax.process_index()]
+    return device_bytes(ours) * jax.process_count() // len(devices)
 
 
 def _told(sizes: dict[str, int]) -> str:

@@ -116,11 +116,12 @@ def make_setup(experiment: Experiment) -> Setup:
         precision=experiment.optimizer.precision,
     )
     shapes = jax.eval_shape(init)
-    check_memory(shapes, devices_of(partition))
     check_trained(shapes.params, experiment.optimizer.train)
     windowed = random_window(experiment.model, config.window_probability)
     graphdef = model_graph(experiment.model)
-    return Setup(experiment, partition, graphdef, windowed, optimizer, init, shapes)
+    setup = Setup(experiment, partition, graphdef, windowed, optimizer, init, shapes)
+    check_memory(experiment, shapes, state_layout(setup), devices_of(partition))
+    return setup
 
 
 def devices_of(partition: Partition | None) -> list[Any]:

@@ -55,10 +55,12 @@ def train(
     with contextlib.closing(batches), RunLog(experiment, stream=stream) as log:
         with together():
             log.claim()
+        with together():
+            log.follow()
         directory = log.directory / "checkpoints"
         with (
             StopSignals(say=log.say) as signals,
-            Checkpoints(directory, experiment.checkpoint) as checkpoints,
+            Checkpoints(directory, experiment.checkpoint, shared=log.shared) as checkpoints,
         ):
             session = Session(
                 setup,

@@ -5,7 +5,9 @@ several files counts once a last object names them:
 
 - `Versions`, such as checkpoints. The files go to `NAME-RANDOM/`; then `NAME.json` names the folder
   and every file's size and SHA-256. Without it there is no version, whatever a killed upload left,
-  and no upload ever writes into the folder of another.
+  and no upload ever writes into the folder of another. Several processes that save one together
+  upload each its own files, and last the list of them, `NAME-RANDOM/.part-PROCESS`. The first
+  process writes `NAME.json` once all lists are there.
 - A folder that other programs read, such as an export: its `config.json` is written last, and
   nothing is read without it.
 
@@ -149,6 +151,21 @@ class _Version(NamedTuple):
     """Size and SHA-256 of each by its name in the folder."""
 
 
+class Part(NamedTuple):
+    """Which of the processes that save the same versions together this one is."""
+
+    process: int = 0
+    """Its number; the first one, 0, writes the markers and removes versions."""
+    processes: int = 1
+    """How many there are."""
+    session: str = ""
+    """16 hexadecimal digits that they share, and that no other session has; "": there is one
+    process."""
+
+
+ALONE = Part()
+
+
 class Versions:
     """Numbered folders, each of which is whole or absent in a bucket.
 
@@ -158,14 +175,23 @@ class Versions:
         to them stays.
     """
 
-    def __init__(self, store: Store, under: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        under: str,
+        *,
+        part: Part = ALONE,
+        holds: Callable[[str], object] = lambda name: True,
+    ) -> None:
         """Reads and writes nothing.
 
         Args:
           store: the folder in the bucket.
           under: name of the folder in it that has the versions.
+          part: which process this one is.
+          holds: whether this process writes a file of this name in a version.
         """
-        self._store, self._under = store, under
+        self._store, self._under, self._part, self._holds = store, under, part, holds
         self._known: dict[int, _Version] = {}
         self._begun: dict[int, _Version] = {}
         self.damaged: dict[int, str] = {}
@@ -244,28 +270,51 @@ class Versions:
         """Writes a folder of this machine as a version, unless it is removed meanwhile.
 
         An upload that failed goes on where it was. What was damaged under this number is kept.
+        While another process still writes its files, the version is not whole; call it again.
         """
-        random = f"{number}-{secrets.token_hex(8)}"
+        random = f"{number}-{self._part.session or secrets.token_hex(8)}"
         folder, done = self._begun.setdefault(number, _Version(random, {}))
         try:
             for file in sorted(x for x in place.rglob("*") if x.is_file() and not x.is_symlink()):
                 name = file.relative_to(place).as_posix()
-                facts = file.stat().st_size, _sha256(file)
-                if done.get(name) != facts:
+                if name not in done and self._holds(name):
+                    facts = file.stat().st_size, _sha256(file)
                     check()
                     self._store.upload(file, f"{self._under}/{folder}/{name}")
                     done[name] = facts
         except FileNotFoundError:  # Newer ones took its place meanwhile.
             if place.exists():
                 raise
-        if place.exists():
+        lists = [f"{self._under}/{folder}/.part-{x}" for x in range(1, self._part.processes)]
+        whole = self._joined(self._begun[number], lists)
+        if place.exists() and whole is not None:
             check()
-            if number in self.damaged:
-                self._keep_marker(number)
-            marker = json.dumps({"folder": folder, "files": done}).encode()
-            self._store.write(self._marker(number), marker)
-            self._known[number] = self._begun.pop(number)
+            if self._part.process:
+                self._write(lists[self._part.process - 1], whole)
+            else:
+                if number in self.damaged:
+                    self._keep_marker(number)
+                self._write(self._marker(number), whole)
+                for name in lists:
+                    self._store.remove(name)
+            self._known[number] = whole
+            del self._begun[number]
             self.damaged.pop(number, None)
+
+    def _joined(self, version: _Version, lists: list[str]) -> _Version | None:
+        """A version with the files of all processes; None if one of them still writes."""
+        if self._part.process:
+            return version
+        try:
+            for name in lists:
+                version = version._replace(files=version.files | self._read(name).files)
+        except FileNotFoundError:
+            return None
+        return version
+
+    def _write(self, name: str, version: _Version) -> None:
+        """Writes which files a version, or a process' part of it, consists of."""
+        self._store.write(name, json.dumps(version._asdict()).encode())
 
     def _keep_marker(self, number: int) -> None:
         """Moves the marker of a damaged version to `damaged_...`, so that its files stay."""

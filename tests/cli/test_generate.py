@@ -7,7 +7,9 @@ import pytest
 
 from fwpkm_jax.cli import conversation_options, main
 from fwpkm_jax.data import RecallData
-from fwpkm_jax.run import evaluate
+from fwpkm_jax.io import status_line
+from fwpkm_jax.io.terminal import visible
+from fwpkm_jax.run import conversation, evaluate
 from fwpkm_jax.run.continue_text import answered, continue_text
 from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.load import IMPORTED
@@ -68,6 +70,29 @@ def test_a_conversation_takes_no_seed_that_would_be_cut(text_run):
             Conversation(text_run, seed=seed)
         with pytest.raises(ValueError, match=f"seed={seed} must lie"):
             continue_text(text_run, "a", seed=seed)
+
+
+@pytest.mark.thorough
+def test_how_far_a_long_text_is_read_is_shown_to_a_terminal(
+    program, text_run, tmp_path, monkeypatch, capsys
+):
+    """The text is read in parts, with the same result as at once."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(status_line, "_SECONDS", -1.0)
+    text = "".join(np.random.default_rng(0).choice(list("abcdefgh "), 2500))
+    (tmp_path / "long.txt").write_text(text)
+    shown = []
+    monkeypatch.setattr(status_line.StatusLine, "show", lambda self, line: shown.append(line))
+    code, out = program("--read", str(tmp_path / "long.txt"), "--max_new_tokens=8", "--prompt=a")
+    assert code == 0
+    assert [line.partition("  ETA ")[0] for line in shown] == ["parts of 1,024 tokens read: 1/2"]
+
+    def answer_at_once():
+        with Conversation(text_run) as talk:
+            return answered(talk, "a", max_new_tokens=8, read=text)
+
+    monkeypatch.setattr(conversation, "_SHOWN", 2**20)
+    assert out.rstrip("\n") == visible(answer_at_once()).rstrip("\n")
 
 
 def test_characters_that_the_terminal_lacks_are_printed_as_escapes(program, monkeypatch):

@@ -86,7 +86,8 @@ ONE_LINE = (
     ("train recall --plugins no.such", "plugins names the module no.such, which is not installed"),
     (
         "train recall --model.fast_weight.rule.num_subkeys 65536",
-        "The state of this run takes 1.1 TB (params 481 kB, optimizer 963 kB, memory 1.1 TB)",
+        "The state of this run takes 1.1 TB (params 481 kB, optimizer 963 kB, memory 1.1 TB, "
+        "gradients 481 kB) of each device, which has",
     ),
     ("eval nowhere", "nowhere/config.json does not exist; nowhere holds no run."),
     ("generate r --memories x", "memories='x' has no effect without --memory NAME"),

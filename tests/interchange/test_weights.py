@@ -12,6 +12,7 @@ from fwpkm_jax.config import load_config
 from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.interchange import Weights, export_run, read_folder, start_run
 from fwpkm_jax.interchange.weights import abstract_weights
+from fwpkm_jax.io import status_line
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.mixers.attention import AttentionConfig
@@ -132,6 +133,28 @@ def test_tensors_that_do_not_fit_are_named(weights):
         to_release(weights, RETENTIVE)
     with pytest.raises(ValueError, match="holds 2 memories"):
         to_release(weights_of(MODEL, groups=2), MODEL)
+
+
+def test_commands_show_a_terminal_how_far_they_are(
+    experiment, weights, tmp_path, capsys, monkeypatch
+):
+    run, folder, again = start_run(experiment, weights), tmp_path / "folder", tmp_path / "again"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(status_line, "_SECONDS", -1.0)
+    for command, says, done, wrote in (
+        (["export", str(run), str(folder)], f"Exporting {run} ...\n", "arrays written", folder),
+        (
+            ["import", "weights", str(folder), str(again)],
+            f"Reading weights and writing {again} ...\n",
+            "arrays read",
+            again,
+        ),
+    ):
+        assert main(command) == 0
+        out, errors = capsys.readouterr()
+        assert out == f"wrote {wrote}\n"
+        assert errors.startswith(f"{says}\r{done}: 1/")
+        assert errors.endswith("\r\x1b[K")
 
 
 @pytest.mark.thorough

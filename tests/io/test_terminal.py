@@ -14,7 +14,8 @@ import pytest
 from fwpkm_jax.cli import main
 from fwpkm_jax.config import load_config
 from fwpkm_jax.data import TextData
-from fwpkm_jax.io.status_line import StatusLine
+from fwpkm_jax.io import status_line
+from fwpkm_jax.io.status_line import StatusLine, progress_shown, watched
 from fwpkm_jax.io.terminal import report, say_what_lasts, visible
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.storage import addresses
@@ -157,3 +158,17 @@ def test_a_silent_minute_is_explained_to_a_terminal_alone(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     say_what_lasts("Compiling ...")
     assert capsys.readouterr() == ("", "Compiling ...\n")
+
+
+def test_how_far_a_command_is_stands_in_one_line_of_a_terminal_alone(capsys, monkeypatch):
+    monkeypatch.setattr(status_line, "_SECONDS", -1.0)
+    with progress_shown("Reading ..."):
+        assert list(watched([7, 8], "arrays read")) == [7, 8]
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with progress_shown("Reading ..."):
+        assert list(watched([7, 8, 9], "arrays read")) == [7, 8, 9]
+        assert list(watched([], "arrays read")) == []
+    assert list(watched([7, 8], "arrays read")) == [7, 8]
+    lines = [f"\rarrays read: {number}/3  ETA 0:00\x1b[K" for number in (1, 2)]
+    assert capsys.readouterr() == ("", f"Reading ...\n{''.join(lines)}\r\x1b[K")

@@ -22,6 +22,7 @@ from fwpkm_jax.interchange.weights import (
     check_shape,
     refuse_other_names,
 )
+from fwpkm_jax.io.status_line import watched
 from fwpkm_jax.io.untrusted import OutsideFileError, read_json, reading, shown
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
@@ -162,7 +163,7 @@ def read_weights(folder: ModelFolder, *, partition: Partition | None = None) -> 
         layout = named_leaves(parameter_shardings(partition, like.params))
     arrays = {}
     with freed_memory_returned():
-        for name, leaf in like.named().items():
+        for name, leaf in watched(like.named().items(), "arrays read"):
             place = layout.get(name.removeprefix("params/"))
             if name in folder.parts:
                 array = _read(folder, folder.parts[name], leaf.dtype)

@@ -75,12 +75,17 @@ class CheckpointConfig(Checked):
 class Checkpoints:
     """A run's checkpoint directory, open for writing. Use as a context manager.
 
-    On exit it waits until all checkpoints are on disk. In a run of several processes all share the
-    directory and make the same calls; each process writes the parts on its own devices.
+    On exit it waits until all checkpoints are on disk. In a run of several processes all make the
+    same calls; each process writes the parts on its own devices.
     """
 
     def __init__(
-        self, directory: str | Path, config: CheckpointConfig, *, buffer_bytes: int | None = None
+        self,
+        directory: str | Path,
+        config: CheckpointConfig,
+        *,
+        buffer_bytes: int | None = None,
+        shared: bool = True,
     ) -> None:
         """Opens the directory, and makes it where it is not there.
 
@@ -90,7 +95,10 @@ class Checkpoints:
           buffer_bytes: most bytes of arrays that are written at a time, at least those of the
             largest one, for models that fill the host's memory; saving then takes longer. None:
             all.
+          shared: whether all processes use the same directory. If not, each one's checkpoints
+            hold its own parts alone, which are not merged.
         """
+        self._shared = shared
         self.directory = Path(directory).absolute()
         with together():
             self.directory.parent.mkdir(parents=True, exist_ok=True)
@@ -119,17 +127,25 @@ class Checkpoints:
                 ),
             ]
         )
+        who = ocp.options.MultiprocessingOptions(primary_host=0 if self._shared else None)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policy,
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
+            multiprocessing_options=who,
         )
         handlers: dict[str, Any] | None = None
-        if self._buffer_bytes is not None:
-            # A little more, as an array must take less than all.
-            most: Any = (self._buffer_bytes + 1000) / 1e9
-            arrays = ocp.StandardCheckpointHandler(save_concurrent_gb=most)
-            json = ocp.JsonCheckpointHandler()
+        if self._buffer_bytes is not None or not self._shared:
+            most: Any = 96  # Orbax's default.
+            if self._buffer_bytes is not None:  # A little more: an array must take less than all.
+                most = (self._buffer_bytes + 1000) / 1e9
+            arrays = ocp.StandardCheckpointHandler(
+                save_concurrent_gb=most, multiprocessing_options=who
+            )
+            if not self._shared:
+                arrays.finalize = lambda directory: None  # It would merge what others wrote.
+                logging.getLogger("absl").addFilter(_is_news)
+            json = ocp.JsonCheckpointHandler(multiprocessing_options=who)
             handlers = {"position": json, "config": json}
             for name in ("params", "optimizer", "memory"):
                 handlers[name] = arrays
@@ -286,11 +302,16 @@ class Checkpoints:
         self._manager.close()
         with together():
             aside = own_folder(self.directory.parent / "damaged_checkpoints")
-            for step in steps if is_first() else ():
+            for step in steps if is_first() or not self._shared else ():
                 taken = len(list(aside.glob(f"{step}*")))
                 name = f"{step}.{taken}" if taken else str(step)
                 (self.directory / str(step)).rename(aside / name)
         self._manager = self._open()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of Orbax's says more than that each process writes for itself."""
+    return "primary_host=None" not in record.getMessage()
 
 
 def item_bytes(abstract: TrainState) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Runs in buckets: what a killed upload left is never taken for whole, and one session writes."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 
 from fwpkm_jax.storage import lock
 from fwpkm_jax.storage.stores import Store
+from fwpkm_jax.storage.sync import Part, Versions
+from fwpkm_jax.training.runs import mirror as mirror_module
 from fwpkm_jax.training.runs.mirror import Mirror, run_folder
 from tests.training.runs.stores import SERVED, a_store, lines
 
@@ -243,6 +246,145 @@ def test_memories_of_a_run_are_left_to_their_own_sessions(address):
         (folder / "memories" / "bob.safetensors").touch()
     names = Store(address).sizes()
     assert {name for name in names if "memories" in name} == {"memories/ana.safetensors"}
+
+
+def write_part(mirror, process, step):
+    """What one of two processes leaves of a checkpoint in its own folder."""
+    place = mirror.folder / "checkpoints" / str(step)
+    for name, content in {
+        "position/metadata": b"p%d" % process,
+        "params/_METADATA": b"m",
+        f"params/array_metadatas/process_{process}": b"a%d" % process,
+        f"params/ocdbt.process_{process}/d/0": b"%d %d" % (process, step),
+    }.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+
+
+def two_processes(address):
+    """A session of two processes, each with a folder of its own; nothing is written by threads."""
+    mirrors = [Mirror(address, part=Part(number, 2, "0123456789abcdef")) for number in range(2)]
+    for mirror in mirrors:
+        mirror._work = lambda: None
+        mirror.claim()
+    return mirrors
+
+
+def whole_steps(address):
+    store = Store(address)
+    versions = Versions(store, "checkpoints")
+    versions.look(store.sizes())
+    return versions.whole
+
+
+def test_a_checkpoint_of_two_processes_is_whole_once_both_have_written(address, tmp_path):
+    first, second = two_processes(address)
+    (first.folder / "config.json").write_text("{}")
+    (second.folder / "config.json").write_text("of the second")
+    for mirror, process in ((first, 0), (second, 1)):
+        write_part(mirror, process, 10)
+    assert not first.write_back()
+    assert whole_steps(address) == set()
+    assert second.write_back()
+    assert whole_steps(address) == set()
+    assert first.write_back()
+    assert whole_steps(address) == {10}
+    # The one before stays until the newest is whole, also where it is gone here.
+    for mirror, process in ((first, 0), (second, 1)):
+        (mirror.folder / "checkpoints" / "10").rename(tmp_path / f"{process}")
+        write_part(mirror, process, 20)
+    assert not first.write_back()
+    assert whole_steps(address) == {10}
+    second.close()
+    first.close()
+    assert whole_steps(address) == {20}
+    store = Store(address)
+    versions = Versions(store, "checkpoints")
+    versions.look(store.sizes())
+    assert versions.fetch(20, tmp_path / "20")
+    found = {
+        x.relative_to(tmp_path / "20").as_posix(): x.read_bytes()
+        for x in (tmp_path / "20").rglob("*")
+        if x.is_file()
+    }
+    assert found == {
+        "position/metadata": b"p0",
+        "params/_METADATA": b"m",
+        "params/array_metadatas/process_0": b"a0",
+        "params/array_metadatas/process_1": b"a1",
+        "params/ocdbt.process_0/d/0": b"0 20",
+        "params/ocdbt.process_1/d/0": b"1 20",
+    }
+    # No part list stays, and of the first checkpoint nothing.
+    assert len(store.sizes()) == 2 + len(found)
+    assert store.read("config.json") == b"{}"
+
+
+# Orbax leaves its other readers behind when one fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_first_process_that_fails_waits_for_the_parts_of_others_but_not_long(
+    address, monkeypatch, caplog
+):
+    monkeypatch.setattr(mirror_module, "PATIENCE", 0.2)
+    first, second = two_processes(address)
+    for mirror, process in ((first, 0), (second, 1)):
+        write_part(mirror, process, 10)
+        write_part(mirror, process, 20)
+    (second.folder / "checkpoints" / "20").rename(second.folder / "checkpoints" / "late")
+    second.write_back()
+    first.close()
+    assert "Another process has not written its part of the newest checkpoint" in caplog.text
+    assert whole_steps(address) == {10}
+    # The second process still writes; the next session removes what it left.
+    (second.folder / "checkpoints" / "late").rename(second.folder / "checkpoints" / "20")
+    second.close()
+    assert any(name.startswith("checkpoints/20-") for name in Store(address).sizes())
+    assert whole_steps(address) == {10}
+    again = Mirror(address)
+    again.claim()
+    assert not any(name.startswith("checkpoints/20-") for name in Store(address).sizes())
+    # These parts are no arrays, and reading them would name the checkpoint.
+    assert f"The parts of {again.folder}/checkpoints/10/params cannot be merged" in caplog.text
+    again.abandon()
+
+
+def test_a_kill_at_any_write_of_two_processes_leaves_the_checkpoint_before(monkeypatch, impatient):
+    """Every write of both processes in turn is the last one that was not made."""
+    monkeypatch.setattr(mirror_module, "_merge", lambda checkpoint: None)  # No arrays of Orbax.
+    monkeypatch.setattr(lock, "BEAT", 1000.0)
+    with a_store("memory", monkeypatch) as address:
+        for number in itertools.count(1):
+            first, second = two_processes(address)
+            for mirror, process in ((first, 0), (second, 1)):
+                write_part(mirror, process, 10)
+            assert second.write_back()
+            assert first.write_back()
+            for mirror, process in ((first, 0), (second, 1)):
+                write_part(mirror, process, 20)
+            with monkeypatch.context() as patch:
+                count = killing(patch, number)
+                try:
+                    second.write_back()
+                    first.write_back()
+                except Killed:
+                    pass
+            whole = whole_steps(address)
+            assert whole in ({10}, {10, 20})
+            for mirror in (first, second):
+                mirror.abandon()
+            again = Mirror(address)
+            again._work = lambda: None
+            again.claim()
+            for step in whole:
+                parts = (again.folder / "checkpoints" / str(step) / "params").glob("ocdbt*/d/0")
+                assert sorted(x.read_bytes() for x in parts) == [b"0 %d" % step, b"1 %d" % step]
+            again.abandon()
+            for name in Store(address).sizes():
+                Store(address).remove(name)
+            if count[0] < number:
+                assert whole == {10, 20}
+                break
+        assert number > 8  # Seven files, a list, the marker, and the list's removal.
 
 
 _UPLOADING = """

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import re
+import secrets
 import signal
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from fwpkm_jax.storage import lock
 from fwpkm_jax.storage.lock import Lock, RunInUseError
 from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.training.state import init_state
-from tests.training.runs.stores import KINDS, a_store
+from tests.training.processes import finish, start
+from tests.training.runs.stores import KINDS, SERVED, a_store
 from tests.training.tiny_config import get_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
@@ -158,12 +160,42 @@ def test_a_run_in_use_is_refused_before_anything_is_compiled(monkeypatch):
         assert Store(address).sizes() == {}
 
 
-def test_several_processes_need_a_folder_that_they_share(monkeypatch):
-    from fwpkm_jax.run.log import RunLog
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", SERVED)
+def test_two_processes_train_in_a_bucket_and_go_on_there_as_on_a_disk(kind, tmp_path, monkeypatch):
+    """Each process has half of the weights and of the moments, in a folder of its own."""
+    mesh = ("--mesh.data=2", "--mesh.fsdp=2", "--mesh.memory=columns", "--optimizer.decay_steps=6")
 
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match=r"to which one process writes, and 2 train this run"):
-        RunLog(experiment_of("memory://bucket/run"), stream=None)
+    def train_to(step, where):
+        # Without a cache of programs: the first process alone would find its own there, and waits
+        # 30 s for the second.
+        arguments = (*mesh, "--checkpoint.every=3", f"--training.steps={step}")
+        results = finish(start(where, *arguments, devices=2), seconds=600)
+        assert [code for code, _, _ in results] == [0, 0], results
+        return results[0][1]
+
+    disk = tmp_path / "disk"
+    train_to(6, disk)
+    expected = (disk / "checkpoints" / "6" / "position" / "metadata").read_text()
+    with a_store(kind, monkeypatch) as address:
+        store = Store(address)
+        train_to(3, address)
+        marker = json.loads(store.read("checkpoints/3.json"))
+        owners = {x.split("/")[1] for x in marker["files"] if x.startswith("params/ocdbt")}
+        assert owners == {"ocdbt.process_0", "ocdbt.process_1"}
+        # A killed session left its parts of step 4, and no marker: the checkpoint before counts.
+        left = f"checkpoints/4-{secrets.token_hex(8)}"
+        for name in marker["files"]:
+            store.write(f"{left}/{name}", store.read(f"checkpoints/{marker['folder']}/{name}"))
+        assert f"Resuming {address} at step 3." in train_to(6, address)
+        names = store.sizes()
+        assert not [name for name in names if name.startswith(left) or ".part-" in name]
+        assert "lock" not in names
+        folder = json.loads(store.read("checkpoints/6.json"))["folder"]
+        actual = json.loads(store.read(f"checkpoints/{folder}/position/metadata"))
+        assert actual["checksums"] == json.loads(expected)["checksums"]
+        # One process reads every array, and compares it with its checksum.
+        assert load_run(address).step == 6
 
 
 def test_other_files_in_the_folder_are_left_alone(monkeypatch):

@@ -40,6 +40,7 @@ from pallas_kernels.cross_entropy import row_cross_entropy
 from pallas_kernels.dispatch import LIBRARIES, AnyBackend, Backend, Library, default_backend
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.product_top_k import select_slots
+from pallas_kernels.row_ops import chosen_sums
 from pallas_kernels.slot_read import slot_read
 
 SegmentIds = Int[Array, "batch length"]
@@ -425,10 +426,11 @@ def sparse_delta(
         g, beta = (jnp.where(real, x, 0) for x in (g, beta))
     written = _inside(table, write_ids, write_weights)
     tokens = DeltaTokens(*written, *_inside(table, read_ids, read_weights), v, g, beta)
+    sums = chosen_sums(table)
     if starts is None:
-        return delta_chunks.sparse_delta(table, tokens, decay=decay)
+        return delta_chunks.sparse_delta(table, tokens, decay=decay, sums=sums)
     empty = jnp.zeros_like(table)
-    return sparse_delta_in_documents(table, tokens, starts, fresh=empty, decay=decay)
+    return sparse_delta_in_documents(table, tokens, starts, fresh=empty, decay=decay, sums=sums)
 
 
 def linear_cross_entropy(

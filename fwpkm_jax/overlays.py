@@ -44,7 +44,7 @@ def fork_memory(
       base: one memory, leaves `[1, ...]`, as `LanguageModel.init_memory` makes or a run holds it.
       users: how many.
       capacity: slots of each layer that a user can write. A token writes at most
-        `num_heads * top_k` slots, and often the same ones again.
+        `num_heads * top_k` slots, of SDM `num_heads * num_writes`, and often the same ones again.
 
     Raises:
       ValueError: the model's rule has no overlay, or base, users or capacity do not fit.

@@ -1,12 +1,13 @@
 """The program that `pallas_kernels.verdicts` starts to check a kernel in a separate process.
 
-    python -m pallas_kernels.check_here MODULE FUNCTION KERNEL DEVICE_KIND
+    python -m pallas_kernels.check_here MODULE:NAME KERNEL DEVICE_KIND
 
-Calls `FUNCTION(KERNEL)` of MODULE and prints the verdict as one line of JSON.
+Calls `NAME(KERNEL)` of MODULE and prints the verdict as one line of JSON.
 """
 
 import importlib
 import json
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,28 +18,27 @@ from pallas_kernels import dispatch
 from pallas_kernels.verdicts import Verdict
 
 
-def checked(check: Callable[[Any], None], kernel: str) -> Verdict:
+def checked(check: str | Callable[[Any], None], kernel: str) -> Verdict:
     """The verdict of a check that runs in this process and outside every trace.
 
     Inside the check the operation uses the kernel without another check.
     """
+    run: Any = check
+    if isinstance(check, str):
+        module, name = check.split(":")
+        run = operator.attrgetter(name)(importlib.import_module(module))
     try:
         with dispatch.under_check(kernel):
-            check(kernel)
+            run(kernel)
     except Exception as error:  # Any error: the reference can be used instead.
         lasting = "RESOURCE_EXHAUSTED" not in str(error)
-        return Verdict(f"{type(error).__name__}: {_one_line(error)}", lasting)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return Verdict(f"{type(error).__name__}: {lines[0] if lines else ''}", lasting)
     return Verdict(None)
 
 
-def _one_line(error: Exception) -> str:
-    """The first line of an error's message that is not empty."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-
-
 def main(argv: Sequence[str]) -> None:
-    module, function, kernel, expected_kind = argv
-    check = getattr(importlib.import_module(module), function)
+    check, kernel, expected_kind = argv
     kind = jax.devices()[0].device_kind
     if kind != expected_kind:
         found = Verdict(f"the check's process found a {kind}", lasting=False)

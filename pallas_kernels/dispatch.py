@@ -88,10 +88,10 @@ class Operation:
       name: of the operation, for messages and for `PALLAS_KERNELS_REFERENCE`.
       refuses: `refuses(kernel, *arguments)` returns None, or what the kernel does not take.
       kernels: the kernels that the operation has.
-      folder: has `specs.py`, whose `check` is called where `check` is None; None: named like the
-        operation.
-      check: runs the given kernel on small inputs and raises if it differs from the reference;
-        called once per operation, kernel and kind of device, on a GPU in a separate process.
+      check: `MODULE:NAME` of what runs the given kernel on small inputs and raises if it differs
+        from the reference; called once per operation, kernel and kind of device, on a GPU in a
+        separate process. None: the `COMPARISON` of the operation's folder. A function without a
+        name is called in this process.
       uses: other operations whose kernels this one's contain; `PALLAS_KERNELS_REFERENCE` may name
         any of them.
       libraries: other packages with kernels for it. `refuses` and `check` get their names in place
@@ -101,10 +101,14 @@ class Operation:
     name: str
     refuses: Callable[..., str | None]
     kernels: tuple[Kernel, ...] = _ALL_KERNELS
-    folder: str | None = None
-    check: Callable[[Any], None] | None = None
+    check: str | Callable[[Any], None] | None = None
     uses: tuple[str, ...] = ()
     libraries: tuple[Library, ...] = ()
+
+    @property
+    def checked_by(self) -> str | Callable[[Any], None]:
+        """See `check`."""
+        return self.check or f"pallas_kernels.{self.name}.specs:COMPARISON.check"
 
     def choose(self, backend: AnyBackend, *arguments: Any, **options: Any) -> Implementation:
         """The implementation to trace, chosen by platform, request and the arguments.
@@ -180,10 +184,10 @@ class Operation:
         kind = jax.devices()[0].device_kind
         place = (self.name, kernel, kind)
         if place not in _checked:
-            check = self.check or module_of(self.folder or self.name, "specs").check
+            check = self.checked_by
 
             def run() -> verdicts.Verdict:
-                if _device_of(kernel) == "gpu" and verdicts.has_name(check):
+                if _device_of(kernel) == "gpu" and isinstance(check, str):
                     _LOGGER.warning(
                         "%s: its kernel is compared with plain JAX on this %s, once for each "
                         "version; this takes a minute or two.",

@@ -2,12 +2,14 @@
 
 import functools
 import math
+import typing
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fwpkm_jax.core.slots.values.exchange import (
+    PLAIN_SUMS,
     ChunkRows,
     Exchange,
     ExchangeBack,
@@ -19,16 +21,15 @@ from fwpkm_jax.core.slots.values.exchange import (
 )
 from fwpkm_jax.core.slots.values.grouping import SlotGroups
 from fwpkm_jax.core.slots.write import ValueWrite
-from pallas_kernels.dispatch import Kernel, Operation, module_of
+from pallas_kernels.dispatch import Backend, Kernel, Operation, module_of
 from pallas_kernels.refusals import refusal, refuse_rows
 
 
 @functools.cache
-def row_ops(kernel: Kernel) -> RowOps:
-    """The operations of one device's kernels; the same object each time, so that traces are shared.
+def row_sums(kernel: Kernel) -> RowSums:
+    """Sums over rows by one device's kernels; the same object each time, so that traces are shared.
 
-    They call the kernels without their gradients: `core.slots.values.scan` has its own.
-    `VALUE_SCAN.choose(backend, values, write)` says whether they take a table and its write.
+    They call the kernels without their gradients: the scans that use them have their own.
     """
     read, dot = (getattr(module_of("slot_read", kernel), name) for name in ("read", "dot"))
     add_with_log = module_of("slot_add", kernel).add
@@ -41,9 +42,25 @@ def row_ops(kernel: Kernel) -> RowOps:
     def add(values: jax.Array, groups: SlotGroups, coefficients: jax.Array, rows: jax.Array) -> Any:
         return add_with_log(values, groups, coefficients, rows, with_old_rows=False)[0]
 
+    return RowSums(lambda *of_rows: read(*of_rows, None, None)[0], read_and_dot, dot, add)
+
+
+def chosen_sums(values: Any, *, backend: Backend = "auto") -> RowSums:
+    """The sums over rows of a table of this width and dtype: by kernels, or in plain XLA."""
+    chosen = VALUE_SCAN.choose(backend, values, ValueWrite(step_size=1.0))
+    return PLAIN_SUMS if chosen == "reference" else row_sums(typing.cast(Kernel, chosen))
+
+
+@functools.cache
+def row_ops(kernel: Kernel) -> RowOps:
+    """The operations of one device's kernels; the same object each time, so that traces are shared.
+
+    `VALUE_SCAN.choose(backend, values, write)` says whether they take a table and its write.
+    """
+    sums = row_sums(kernel)
     if kernel == "tpu":
-        back = functools.partial(exchange_back, sums=RowSums(read_and_dot, dot, add))
-        return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=dot, add=add)
+        back = functools.partial(exchange_back, sums=sums)
+        return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=sums.dot, add=sums.add)
     # Imported here, because it is slow to import and other devices do not need it.
     from pallas_kernels.mosaic_gpu import sequential_vmap
 
@@ -54,8 +71,8 @@ def row_ops(kernel: Kernel) -> RowOps:
         runs=module_of("slot_add", kernel).runs_of,
         exchange=_exchange_on_gpu,
         exchange_back=_exchange_back_on_gpu,
-        dot=dot,
-        add=add,
+        dot=sums.dot,
+        add=sums.add,
     )
 
 
@@ -144,10 +161,5 @@ def _refuses(kernel: Kernel, values: jax.Array, write: ValueWrite) -> str | None
     return found or refuse_rows(kernel, values)
 
 
-def check(kernel: Kernel) -> None:
-    """Runs all kernels on this device; raises if one differs from plain XLA."""
-    module_of("slot_add", "specs").check_scan(kernel)
-
-
 # One name for the whole scan, whose kernels lie in the folders `slot_read` and `slot_add`.
-VALUE_SCAN = Operation("value_scan", _refuses, check=check)
+VALUE_SCAN = Operation("value_scan", _refuses, check="pallas_kernels.slot_add.specs:check_scan")

@@ -1,8 +1,8 @@
 """Named shapes of an operation, and the comparison of its kernels with plain JAX on them.
 
 Each operation's `specs.py` has a subclass of `Spec` with its sizes, a list `SPECS`, a function
-`sample(spec, dtype) -> dict` that draws the arguments of the public function, and a function
-`check(kernel)`, which runs before the first use of a device's kernels.
+`sample(spec, dtype) -> dict` that draws the arguments of the public function, and a `COMPARISON`,
+whose `check` runs before the first use of a device's kernels.
 """
 
 import functools
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels.checks import require, result_errors
+from pallas_kernels.dispatch import Implementation
 
 LIBRARY_RATIOS = {"bfloat16": 2e-2}
 """Largest differences of another package's kernels, relative to an array's norm: they round to
@@ -56,7 +57,7 @@ class Comparison:
         op = functools.partial(self.call, spec, jnp.dtype(dtype))
         return result_errors(op, self.sample(spec, jnp.dtype(dtype)), fixed=self.fixed)
 
-    def check(self) -> None:
+    def check(self, _kernel: Implementation) -> None:
         """Runs this device's kernels; raises AssertionError if they differ from plain JAX."""
         for name in self.checked:
             for dtype, ratio in self.ratios.items():

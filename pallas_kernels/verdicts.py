@@ -46,13 +46,13 @@ class Verdict(NamedTuple):
 
 
 def verdict(
-    check: Callable[..., None], kernel: str, device_kind: str, run: Callable[[], Verdict]
+    check: str | Callable[..., None], kernel: str, device_kind: str, run: Callable[[], Verdict]
 ) -> Verdict:
     """The verdict that an earlier process stored, or the verdict of `run()`, which is then stored.
 
-    A check that cannot be imported by name, such as a function inside a test, always runs.
+    A check that has no name, such as a function inside a test, always runs.
     """
-    if not has_name(check):
+    if not isinstance(check, str):
         return run()
     file = folder() / f"{_key(check, kernel, device_kind)}.json"
     try:
@@ -61,17 +61,14 @@ def verdict(
     except (OSError, ValueError, KeyError, TypeError):
         found = run()
     if found.lasting:
-        _keep(file, {"check": name_of(check), "kernel": kernel, "device": device_kind}, found)
+        _keep(file, {"check": check, "kernel": kernel, "device": device_kind}, found)
     return found
 
 
-def run_apart(
-    check: Callable[..., None], kernel: str, device_kind: str, *, limit_s: float | None = None
-) -> Verdict:
-    """Runs a check in a separate process and ends it after `limit_s`, by default `LIMIT_S`."""
+def run_apart(check: str, kernel: str, device_kind: str, *, limit_s: float = LIMIT_S) -> Verdict:
+    """Runs a check, `MODULE:NAME`, in a separate process and ends it after `limit_s`."""
     # -P: not from the current folder, whose files may be a stranger's.
-    program = [sys.executable, "-P", "-m", _PROGRAM]
-    command = [*program, *name_of(check).split(":"), kernel, device_kind]
+    command = [*(sys.executable, "-P", "-m", _PROGRAM), check, kernel, device_kind]
     variables = {
         # The child finds the same modules as this process.
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
@@ -80,16 +77,7 @@ def run_apart(
     }
     if jax.default_backend() != "cpu":
         variables["JAX_PLATFORMS"] = "cuda"
-    return _answer(command, variables, LIMIT_S if limit_s is None else limit_s)
-
-
-def has_name(check: Callable[..., None]) -> bool:
-    """Whether another process can import the function by its name."""
-    return "<" not in check.__qualname__ and check.__module__ != "__main__"
-
-
-def name_of(check: Callable[..., None]) -> str:
-    return f"{check.__module__}:{check.__qualname__}"
+    return _answer(command, variables, limit_s)
 
 
 def _answer(command: Sequence[str], variables: Mapping[str, str], limit_s: float) -> Verdict:
@@ -127,8 +115,8 @@ def folder() -> Path:
     return Path(cache, "fwpkm_jax", "kernel_checks")
 
 
-def _key(check: Callable[..., None], kernel: str, device_kind: str) -> str:
-    facts = (name_of(check), kernel, device_kind, jax.__version__, version("jaxlib"), _content())
+def _key(check: str, kernel: str, device_kind: str) -> str:
+    facts = (check, kernel, device_kind, jax.__version__, version("jaxlib"), _content())
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
 
 

@@ -13,7 +13,7 @@ from fwpkm_jax.audit.origin import Answer
 from fwpkm_jax.audit.paths import ModelProgram, for_rows
 from fwpkm_jax.audit.questions import Question, Questions
 from fwpkm_jax.core.chunks import map_unshared
-from fwpkm_jax.data import Tokenizer, load_tokenizer
+from fwpkm_jax.data import AbstractDataConfig, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.recall import attention_reach
 from fwpkm_jax.evaluation.reconfigure import without_memory_layers
@@ -45,8 +45,7 @@ def answers_of(subject: Subject, questions: Questions, *, run: str) -> list[Answ
       questions: see `Questions`.
       run: the model's name in the records.
     """
-    program, data = ModelProgram(subject.model, subject.first_memory), subject.data
-    text = None if data is None else data.text
+    program = ModelProgram(subject.model, subject.first_memory)
     return answers_to(
         program,
         _states(program, questions),
@@ -54,7 +53,7 @@ def answers_of(subject: Subject, questions: Questions, *, run: str) -> list[Answ
         run=run,
         reach=attention_reach(subject.model.config).stack,
         is_written=partial(is_written, subject.model.config),
-        tokenizer=None if text is None else load_tokenizer(text.tokenizer),
+        data=subject.data,
     )
 
 
@@ -66,7 +65,7 @@ def answers_to(
     run: str,
     reach: int | None,
     is_written: Callable[[int, int], bool],
-    tokenizer: Tokenizer | None,
+    data: AbstractDataConfig | None,
 ) -> list[Answer]:
     """What a program says to every question in every state.
 
@@ -77,9 +76,10 @@ def answers_to(
       run: the program's name in the records.
       reach: see `Answer`.
       is_written: given where a value ends and a text's length, whether the value was written.
-      tokenizer: of the values; None: they are told as numbers.
+      data: that the questions are made of; values that are no text are told as numbers.
     """
-    length = questions.texts.shape[1]
+    length, text = questions.texts.shape[1], None if data is None else data.text
+    tokenizer = None if text is None else load_tokenizer(text.tokenizer)
     records = []
     for condition, state in states:
         for number in range(len(questions.questions[0])):

@@ -9,13 +9,13 @@ import numpy as np
 
 from fwpkm_jax.audit.asking import answers_of, other_paths
 from fwpkm_jax.audit.indices import indices
-from fwpkm_jax.audit.lines import Line, attempt, refused
+from fwpkm_jax.audit.lines import Line, attempt, refused, shown
 from fwpkm_jax.audit.model_paths import chat_causality, model_lines
 from fwpkm_jax.audit.origin import Answer, origin_lines
 from fwpkm_jax.audit.questions import questions_of
 from fwpkm_jax.audit.stability import stability
 from fwpkm_jax.evaluation.interface import Subject
-from fwpkm_jax.literals import Bound, Count, check_fields
+from fwpkm_jax.literals import Bound, Checked, Count
 from fwpkm_jax.memories.file import checksum
 from fwpkm_jax.memories.saved import fingerprint
 from fwpkm_jax.run.evaluate import subject_of
@@ -25,7 +25,7 @@ from fwpkm_jax.training.state import named_leaves
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditConfig:
+class AuditConfig(Checked):
     """How much an audit reads."""
 
     texts: Annotated[int, Bound(2)] = 16
@@ -34,9 +34,6 @@ class AuditConfig:
     """Tokens of each. None: twice a row of training text, or a row of facts."""
     tokens: Count = 20_000
     """Length of the text over which all must stay finite."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class Audit(NamedTuple):
@@ -86,12 +83,9 @@ def audit_model(
             name = "paths past the memory"
             yield attempt("origin", name, lambda: other_paths(subject, questions))
 
-    found: list[Line] = []
     stable = stability(subject, tokens=config.tokens)
-    for line in itertools.chain(model_lines(subject), indices(subject), origin(), stable):
-        show(line)
-        found.append(line)
-    return Audit(found, answers)
+    lines = itertools.chain(model_lines(subject), indices(subject), origin(), stable)
+    return Audit(shown(lines, show), answers)
 
 
 def audit_run(

@@ -92,15 +92,10 @@ def causality(
 ) -> Line:
     """The line of a path: pass if no change moves logits before it.
 
-    Args:
+    Args: as of `look_ahead`, and
       name: of the path.
-      path: see `look_ahead`.
-      tokens: see `look_ahead`.
-      positions: see `look_ahead`; a look ahead over `n` tokens can hide where no position lies
-        among `n` tokens, and the line says how many that is.
-      vocab_size: see `look_ahead`.
-      rows_apart: see `look_ahead`.
-      together: see `look_ahead`.
+      positions: a look ahead over `n` tokens can hide where no position lies among `n` tokens, and
+        the line says how many that is.
       rounding: share of the logits' spread that two equal calls may differ by, where a device adds
         in no fixed order. The line fails if they differ by more.
       exact: False: as much passes also where two equal calls are equal, because a token's rounding

@@ -11,8 +11,8 @@ import numpy as np
 from fwpkm_jax.audit.asking import answers_to, is_written
 from fwpkm_jax.audit.audit import Audit, AuditConfig
 from fwpkm_jax.audit.isolation import forgotten
-from fwpkm_jax.audit.lines import Line, attempt, refused
-from fwpkm_jax.audit.origin import Answer, origin_lines
+from fwpkm_jax.audit.lines import Line, attempt, refused, shown
+from fwpkm_jax.audit.origin import origin_lines
 from fwpkm_jax.audit.program import copied, program_lines
 from fwpkm_jax.audit.questions import Questions, questions_of
 from fwpkm_jax.audit.stability import long_text
@@ -118,7 +118,17 @@ def audit_torch(
         yield from torch_lines(program, tokens, chunk_sizes=[chunk])
         try:
             asked = questions_of(data, texts=config.texts, length=config.length, seed=0)
-            answers.extend(_answers(program, asked, run=name, model=ours, data=data))
+            answers.extend(
+                answers_to(
+                    program,
+                    _conditions(program, asked),
+                    asked,
+                    run=name,
+                    reach=None if ours is None else attention_reach(ours).stack,
+                    is_written=lambda end, length: ours is None or is_written(ours, end, length),
+                    data=data,
+                )
+            )
         except (NotImplementedError, ValueError, FileNotFoundError) as error:
             yield refused("origin", "questions", error)
         yield from origin_lines(answers)
@@ -127,11 +137,7 @@ def audit_torch(
         yield late
         yield finite
 
-    found: list[Line] = []
-    for line in lines():
-        show(line)
-        found.append(line)
-    return Audit(found, answers)
+    return Audit(shown(lines(), show), answers)
 
 
 def torch_lines(
@@ -179,27 +185,6 @@ def _kept_and_more(
         return {"logits": logits, "memory": copied(program.memory(state))}, state
 
     return program.restart(state), read
-
-
-def _answers(
-    program: TorchProgram,
-    questions: Questions,
-    *,
-    run: str,
-    model: ModelConfig | None,
-    data: AbstractDataConfig | None,
-) -> list[Answer]:
-    """What the model says under every condition; see `answers_to`."""
-    text = None if data is None else data.text
-    return answers_to(
-        program,
-        _conditions(program, questions),
-        questions,
-        run=run,
-        reach=None if model is None else attention_reach(model).stack,
-        is_written=lambda end, length: model is None or is_written(model, end, length),
-        tokenizer=None if text is None else load_tokenizer(text.tokenizer),
-    )
 
 
 def _conditions(program: TorchProgram, questions: Questions) -> Iterator[tuple[str, TorchState]]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from fwpkm_jax.literals import check_fields
+from fwpkm_jax.literals import Checked
 
 Section = Literal["causality", "indices", "origin", "isolation", "stability"]
 SECTIONS: dict[Section, str] = {
@@ -24,7 +24,7 @@ Verdict = Literal["pass", "fail", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(Checked):
     """One line of an audit."""
 
     section: Section
@@ -37,9 +37,6 @@ class Line:
     """What was found, a sentence; of a failure its cause."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
     """JSON values."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def judged(good: bool) -> Verdict:
@@ -62,6 +59,15 @@ def attempt(section: Section, name: str, check: Callable[[], Line]) -> Line:
         return check()
     except (NotImplementedError, ValueError, FileNotFoundError) as error:
         return refused(section, name, error)
+
+
+def shown(lines: Iterable[Line], show: Callable[[Line], None]) -> list[Line]:
+    """The lines, after `show` was called with each when it was ready."""
+    found = []
+    for line in lines:
+        show(line)
+        found.append(line)
+    return found
 
 
 def refused(section: Section, name: str, why: object) -> Line:

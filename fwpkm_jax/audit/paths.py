@@ -93,7 +93,6 @@ class ModelProgram:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids."""
         return self.model.config.vocab_size
 
     @property
@@ -107,7 +106,6 @@ class ModelProgram:
         return nnx.split(self.model)
 
     def start(self, rows: int, length: int) -> Stream:
-        """See `Program`."""
         return self.model.init_stream(for_rows(self.initial, rows), batch=rows, max_length=length)
 
     def read(
@@ -119,11 +117,9 @@ class ModelProgram:
         return np.asarray(logits), state
 
     def memory(self, state: Stream) -> Memory:
-        """See `Program`."""
         return state.memory
 
     def restart(self, state: Stream) -> Stream:
-        """See `Program`."""
         return self.model.reset_caches(state, pending=True)
 
 

@@ -42,34 +42,30 @@ def stability(subject: Subject, *, tokens: int) -> Iterator[Line]:
     yield from long_text(program, text[: tokens + 1], rounding=program.rounding)
 
 
-def first_write(
-    written: np.ndarray, frozen: np.ndarray, *, allowed: float = WORSE, name: str = "first write"
-) -> Line:
+def first_write(written: np.ndarray, frozen: np.ndarray) -> Line:
     """The line of the loss behind the first write, of any program.
 
     Args:
       written: losses in nats of the tokens between the first write and the second.
       frozen: those of the same tokens without any write.
-      allowed: nats by which writing may be worse.
-      name: of what was read.
     """
     ours, theirs = float(np.mean(written)), float(np.mean(frozen))
-    good = bool(np.isfinite(ours)) and ours - theirs <= allowed
+    good = bool(np.isfinite(ours)) and ours - theirs <= WORSE
     text = (
         f"The loss behind the first write is {ours:.3f} nats, {ours - theirs:+.3f} against a "
-        f"frozen memory over {written.size} tokens (allowed {allowed:+.2f})"
+        f"frozen memory over {written.size} tokens (allowed {WORSE:+.2f})"
     )
     text += "." if good else ": writing destroys what the model knows."
     return Line(
         section="stability",
-        name=name,
+        name="first write",
         verdict=judged(good),
         text=text,
         numbers={
             "written": ours if np.isfinite(ours) else None,
             "frozen": theirs if np.isfinite(theirs) else None,
             "tokens": int(written.size),
-            "allowed": allowed,
+            "allowed": WORSE,
         },
     )
 

@@ -50,11 +50,9 @@ class TorchProgram:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids."""
         return self.model.config.vocab_size
 
     def start(self, rows: int, length: int) -> TorchState:
-        """See `Program`."""
         del length  # Caches grow.
         return TorchState(None, np.ones((rows, 0), int))
 
@@ -105,7 +103,6 @@ class TorchProgram:
         return [_tensors(vars(layer), len(state.mask)) for layer in layers]
 
     def restart(self, state: TorchState) -> TorchState:
-        """See `Program`."""
         raise NotImplementedError("the model's memory is its cache, which cannot be emptied alone.")
 
 

@@ -26,13 +26,8 @@ def main(arguments: Sequence[str], program: str = "fwpkm configs") -> int:
         about = ast.get_docstring(ast.parse(path.read_text())) or ""
         print(textwrap.fill("  ".join(configs), 80, break_on_hyphens=False))
         print(f"    {about.partition(chr(10))[0]}")
-        if files := _files_of(configs[0]):
+        text = load_config(configs[0]).data.text
+        paths = () if text is None else (*text.train_paths, *text.valid_paths)
+        if files := [path for path in paths if not path.startswith(PACKAGED)]:
             print(f"    Needs {some(files)}; docs/howto/data.md has the commands that write them.")
     return 0
-
-
-def _files_of(name: str) -> tuple[str, ...]:
-    """The text of a config that does not come with the package."""
-    text = load_config(name).data.text
-    paths = () if text is None else (*text.train_paths, *text.valid_paths)
-    return tuple(path for path in paths if not path.startswith(PACKAGED))

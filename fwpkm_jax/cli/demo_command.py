@@ -20,13 +20,12 @@ import numpy as np
 from fwpkm_jax.cli.options import parse_options
 from fwpkm_jax.data import stream_documents
 from fwpkm_jax.data.chat_turns import message_tokens
-from fwpkm_jax.interchange import read_folder
+from fwpkm_jax.interchange.weights_folder import open_run
 from fwpkm_jax.io.terminal import visible
 from fwpkm_jax.run.chat import Chat
 from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.load import Run, load_run
 from fwpkm_jax.storage.compile_cache import default_folder, use_compile_cache
-from fwpkm_jax.training.state import model_graph
 
 FOLDER = Path(__file__).parents[1] / "demo"
 """The model's weights, configuration and card."""
@@ -60,7 +59,7 @@ ASKED = {
     "What does Otto do for a living?": "carpenter",
     "What is Priya allergic to?": "peanuts",
 }
-_READ_TOKENS = 500
+_READ_TOKENS, _ANSWER = 500, 12  # Of a book, and of an answer.
 _FORM = (
     'The model knows one sentence. "Call Mara at 4829." tells it a number, "Mara?" asks for it.\n'
     "A line may tell several. Names have 3 to 6 letters, numbers 4 digits. The model understands\n"
@@ -107,12 +106,6 @@ def main(arguments: Sequence[str], program: str = "fwpkm demo") -> int:
     return 0
 
 
-def demo_run() -> Run:
-    """The model that comes with the package."""
-    experiment, weights = read_folder(FOLDER)
-    return Run(experiment, model_graph(experiment.model), weights.params, weights.memory, step=0)
-
-
 def sentence(name: str, number: str) -> str:
     """The sentence that tells a number."""
     return f"Call {name} at {number}. "
@@ -145,7 +138,7 @@ def conversation(run: Run, folder: Path, *, write: bool) -> Conversation:
 
 def _script(folder: Path) -> None:
     """Tells, reads, quits, starts again and asks, with and without writing."""
-    run = demo_run()
+    run = open_run(FOLDER)
     model = run.experiment.model
     weights = sum(leaf.size for leaf in jax.tree.leaves(run.params))
     print(
@@ -223,10 +216,10 @@ def _smollm2_script(folder: Path) -> None:
     print(f"\nfwpkm chat {directory} --memory NAME lets you talk to it.")
 
 
-def ask_in_chat(talk: Conversation, question: str, *, max_new_tokens: int = 12) -> str:
+def ask_in_chat(talk: Conversation, question: str) -> str:
     """The first line of what the model answers at the start of a chat; nothing is written."""
     tokens = message_tokens(talk.tokenizer, question)
-    answer = talk.tokenizer.decode(talk.answer_aside(tokens, max_new_tokens=max_new_tokens))
+    answer = talk.tokenizer.decode(talk.answer_aside(tokens, max_new_tokens=_ANSWER))
     return answer.strip().partition("\n")[0]
 
 
@@ -252,7 +245,7 @@ class _Talk(Chat):
 def _talk(folder: Path, *, write: bool) -> int:
     """Numbers of the user's own, in a terminal or a pipe."""
     print(_FORM)
-    with conversation(demo_run(), folder, write=write) as talk:
+    with conversation(open_run(FOLDER), folder, write=write) as talk:
         chat = _Talk(talk, write=write)
         chat.run()
     return 0 if chat.caught is None else 128 + chat.caught

@@ -65,8 +65,6 @@ def linear_cross_entropy(
 
     Args:
       x: `[tokens, model]`, after the final norm.
-      head: `[model, vocab]`.
-      bias: `[vocab]` or None.
       labels: `[tokens]`, each below `vocab`.
       weights: `[tokens]`; a weight of 0 hides a label from the loss.
       block: most tokens whose logits exist at once.

@@ -25,13 +25,13 @@ from fwpkm_jax.data.json_lines import read_json_lines
 from fwpkm_jax.data.streams.files import AbstractDataFile
 from fwpkm_jax.data.tokenizers import Tokenizer
 from fwpkm_jax.io.untrusted import OutsideFileError
-from fwpkm_jax.literals import Count, NotNegative, check_fields
+from fwpkm_jax.literals import Checked, Count, NotNegative
 
 _WAY_OUT = "see docs/howto/sessions.md for the form of a session"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionRows:
+class SessionRows(Checked):
     """How sessions become training rows: one a row, its own rows as documents.
 
     Train with one memory for each session of a batch (`training.memory`, `groups` of the batch's
@@ -46,9 +46,6 @@ class SessionRows:
     """Weight in the training loss of the tokens of answers."""
     text_weight: NotNegative = 0.1
     """Weight of all other tokens."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class Answer(NamedTuple):

@@ -52,7 +52,11 @@ def choose_suite(
                 f"{type(data).__name__}; choose among {', '.join(suiting)}."
             )
     if "all" in names:
-        chosen = tuple(name for name in suiting if not _lacks(name, subject, configs or {}))
+        options = {name: EVALS[name].config() for name in suiting} | dict(configs or {})
+        lacks = {name: EVALS[name].missing(subject, options[name]) for name in suiting}
+        for name in filter(lacks.get, lacks):
+            logger.warning("skipped %s, which lacks %s", name, lacks[name])
+        chosen = tuple(name for name in suiting if not lacks[name])
     else:
         chosen = tuple(names) or tuple(name for name in DEFAULT if name in suiting)
     if subject.text_paths and not any(EVALS[name].data == "text" for name in chosen):
@@ -64,14 +68,6 @@ def choose_suite(
         if EVALS[name].one_stream:
             check_one_stream(subject.partition, name)
     return chosen
-
-
-def _lacks(name: str, subject: Subject, configs: Mapping[str, Any]) -> bool:
-    """Whether the subject or the options lack something for an evaluation; logs what."""
-    missing = EVALS[name].missing(subject, configs.get(name, EVALS[name].config()))
-    if missing:
-        logger.warning("skipped %s, which lacks %s", name, missing)
-    return bool(missing)
 
 
 def run_suite(
@@ -90,9 +86,6 @@ def run_suite(
       directory: where the files are written; created if it is missing.
       configs: options by evaluation name; a missing name means default options.
       limit: the most that each evaluation scores, in its own unit (see `Evaluation.limit`).
-
-    Returns:
-      The results by name.
     """
     results = {}
     for name in suite:

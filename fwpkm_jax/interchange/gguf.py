@@ -91,9 +91,6 @@ def import_gguf(
       dtype: of the matrices; None: float32.
       mesh: devices that the weights are read onto; the run's own.
 
-    Returns:
-      The run's directory.
-
     Raises:
       ImportError: the package gguf is not installed.
       FileNotFoundError: there is no such file.

@@ -40,9 +40,6 @@ def start_run(
       add: writes further files into the directory it is given, which is the run's before it gets
         its name.
 
-    Returns:
-      The run's directory.
-
     Raises:
       ValueError: the directory is not empty; an array has another shape than the model's, is of
         integers, or holds NaN or infinity; or the numbers of memories do not match.

@@ -12,7 +12,8 @@ from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
 from fwpkm_jax.io.safetensors import SafetensorsFile, write_tensors
 from fwpkm_jax.io.status_line import watched
 from fwpkm_jax.io.untrusted import OutsideFileError, shown
-from fwpkm_jax.run import WhichWeights, load_run
+from fwpkm_jax.run.load import Run, WhichWeights, load_run
+from fwpkm_jax.training.state import model_graph
 
 _FILE = "weights.safetensors"
 _FORMAT = "fwpkm_jax 1"
@@ -34,9 +35,6 @@ def export_run(
       weights: as in `load_run`.
       memories: all of a run's memories, or the first one alone.
 
-    Returns:
-      The folder.
-
     Raises:
       FileExistsError: the folder exists.
     """
@@ -52,6 +50,16 @@ def export_run(
             write_tensors(file, arrays, metadata={"format": _FORMAT, "step": str(run.step)})
         write_json(partial / "config.json", run.experiment.to_json())
     return folder
+
+
+def open_run(path: Path, step: int | Literal["best"] | None = None) -> Run:
+    """A run, or a folder that `export_run` wrote as one of step 0."""
+    if (path / "checkpoints").is_dir() or not (path / _FILE).is_file():
+        return load_run(path, step)
+    if step is not None:
+        raise ValueError(f"step={step!r}: {path} holds exported weights, which are of one step.")
+    experiment, weights = read_folder(path)
+    return Run(experiment, model_graph(experiment.model), weights.params, weights.memory, step=0)
 
 
 def read_folder(folder: str | Path) -> tuple[Experiment, Weights]:

@@ -33,7 +33,7 @@ _MOST_HEADER_BYTES = 2**24
 _MOST_AXES = 32
 _ALIGNMENT = 8
 """Bytes of which a written header is a multiple."""
-_DTYPES: Mapping[str, np.dtype] = {
+DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -48,7 +48,7 @@ _DTYPES: Mapping[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-_NAMES = {dtype.name: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
 FLOATS = ("F64", "F32", "F16", "BF16")
 """What weights are stored as."""
 
@@ -167,7 +167,7 @@ class SafetensorsFile(Mapping[str, StoredTensor]):
         if not _are_counts(ends) or len(ends) != 2 or ends[0] > ends[1]:
             raise self._error(f"gives data_offsets {shown(ends, 60)}", place)
         first, last = (start + x for x in ends)
-        item = _DTYPES.get(dtype)
+        item = DTYPES.get(dtype)
         if last > size or (item is not None and last - first != math.prod(shape) * item.itemsize):
             raise self._error(
                 f"is damaged or cut short: {dtype}{list(shape)} would stand at bytes {first} to "
@@ -190,11 +190,11 @@ def read_tensor(
     """
     file, dtype, shape, start, _ = tensor
     place = f"tensor {name!r}"
-    if dtype not in _DTYPES:
-        problem = f"is stored as {shown(dtype, 40)}; {', '.join(_DTYPES)} can be read"
+    if dtype not in DTYPES:
+        problem = f"is stored as {shown(dtype, 40)}; {', '.join(DTYPES)} can be read"
         raise OutsideFileError(file, problem, place, otherwise)
     with reading(file, place=place, otherwise=otherwise):
-        array = aligned(shape, _DTYPES[dtype])
+        array = aligned(shape, DTYPES[dtype])
         with file.open("rb", buffering=0) as stream:
             stream.seek(start)
             rest = array.reshape(-1).view(np.uint8).data

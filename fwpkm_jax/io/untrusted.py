@@ -227,7 +227,7 @@ def parse_json(
         # Half a pair is no text, and cannot be written anywhere; bytes of UTF-8 hold none.
         if _SURROGATE.search(text) or not (isinstance(content, bytes) or text.isascii()):
             json.dumps(value, ensure_ascii=False).encode()
-    if _is_deeper(value, MOST_DEPTH):
+    if _is_too_deep(value):
         problem = f"is nested more than {MOST_DEPTH} deep"
         raise OutsideFileError(path, problem, place, otherwise)
     if kind is not None and not isinstance(value, kind):
@@ -261,10 +261,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _is_deeper(value: Any, most: int) -> bool:
-    """Whether lists and dicts lie more than `most` deep within each other."""
+def _is_too_deep(value: Any) -> bool:
+    """Whether lists and dicts lie more than `MOST_DEPTH` deep within each other."""
     level = [value]
-    for _ in range(most + 1):
+    for _ in range(MOST_DEPTH + 1):
         containers = [x for x in level if isinstance(x, dict | list)]
         if not containers:
             return False

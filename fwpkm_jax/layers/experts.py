@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.checks import check_arrays, check_rngs
+from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation, SwiGLU
 from fwpkm_jax.layers.parameters import LogicalAxes, linear_map, parameter
@@ -102,7 +102,6 @@ class Experts(nnx.Module):
           dtype: of the computation, None for the input's.
           rngs: the stream `params`.
         """
-        check_rngs(rngs)
         init = nnx.initializers.normal(init_std)
         linear = functools.partial(linear_map, init_std=init_std, dtype=dtype, rngs=rngs)
 

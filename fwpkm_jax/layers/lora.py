@@ -92,7 +92,6 @@ def add_low_rank(model: nnx.Module, config: LoRAConfig, *, rngs: nnx.Rngs) -> No
     Raises:
       ValueError: a pattern matches no linear map.
     """
-    check_rngs(rngs)
     linears = {
         "/".join(map(str, path)): module
         for path, module in nnx.iter_modules(model)

@@ -10,7 +10,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.layers.parameters import linear_map
 
 HIDDEN = "mlp_hidden"
@@ -56,7 +55,6 @@ class SwiGLU(nnx.Module):
           dtype: of the computation, None for the input's.
           rngs: the stream `params`.
         """
-        check_rngs(rngs)
         self.activation: Activation = activation
         options: dict[str, Any] = {"init_std": init_std, "use_bias": bias, "dtype": dtype}
         linear = partial(linear_map, **options, rngs=rngs)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 from flax import nnx
 
+from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.literals import Checked
 
 LogicalAxes = tuple[str | None, ...]
@@ -136,7 +137,12 @@ def linear_map(
     rngs: nnx.Rngs,
     **options: Any,
 ) -> nnx.Linear:
-    """A linear map that says what it is; its kernel is normal, and it has no bias."""
+    """A linear map that says what it is; its kernel is normal, and it has no bias.
+
+    Raises:
+      ValueError: `rngs` gives no random keys.
+    """
+    check_rngs(rngs)
     init = nnx.initializers.normal(init_std)
     options = {"use_bias": False, "kernel_init": init, "rngs": rngs} | options
     return nnx.Linear(inputs, outputs, **options, **declare_linear(rows, columns))

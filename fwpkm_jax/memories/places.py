@@ -14,14 +14,13 @@ import re
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fwpkm_jax.io.atomic import own_folder, remove_unfinished
 from fwpkm_jax.memories import file
 from fwpkm_jax.storage.addresses import scheme_of
-from fwpkm_jax.storage.lock import Lock, RunInUseError
+from fwpkm_jax.storage.lock import Lock, patiently
 from fwpkm_jax.storage.stores import Store
 from fwpkm_jax.storage.sync import FolderCopy, signature
 
@@ -31,7 +30,6 @@ _HEADER = 2**16  # Bytes that are read of each file first; most headers fit.
 _LONGEST_HEADER = 2**24 + 8
 _AT_ONCE = 256  # Headers.
 _TRIES = 5  # To read what other sessions write meanwhile.
-_LONGEST_WAIT = 60.0  # Seconds that another session may hold the bases.
 _logger = logging.getLogger(__name__)
 _open = threading.local()
 
@@ -173,21 +171,15 @@ def _bases_held(where: Path | Store) -> Iterator[Lock]:
     """While the context lasts, no other session forks a memory or removes bases."""
     if isinstance(where, Path):
         own_folder(where / "bases")
-    deadline = time.monotonic() + _LONGEST_WAIT
-    while True:
-        try:
-            held = Lock(
-                where,
-                name="bases/lock",
-                thing=f"What memories in {where} share",
-                otherwise="try again",
-                say=_say(where),
-            )
-            break
-        except RunInUseError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+    held = patiently(
+        lambda: Lock(
+            where,
+            name="bases/lock",
+            thing=f"What memories in {where} share",
+            otherwise="try again",
+            say=_say(where),
+        )
+    )
     try:
         yield held
     finally:

@@ -24,7 +24,7 @@ from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.layers.pkm import PKM, QueryStatistics
 from fwpkm_jax.models.config import Norms
-from fwpkm_jax.models.remat import INPUT, MIXED, Remat, rematerialised
+from fwpkm_jax.models.remat import INPUT, MIXED, POLICIES, Remat
 from fwpkm_jax.models.sharding import gathered
 
 
@@ -167,7 +167,7 @@ class Block(nnx.Module):
             x = x + y
         rest = functools.partial(self._mix_and_feed_forward, context=context)
         if context.remat is not None:
-            rest = rematerialised(rest, context.remat)
+            rest = jax.checkpoint(rest, policy=POLICIES[context.remat])
         out, _ = rest(x)
         return out._replace(memory=memory, info=info)
 

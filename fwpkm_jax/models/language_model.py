@@ -118,6 +118,16 @@ class LanguageModel(nnx.Module):
             for index in self.config.memory_layers
         }
 
+    def restart(self, memory: dict[str, Memory]) -> dict[str, Memory]:
+        """Memories from `init_memory` with what layers have learned of their starts by now.
+
+        Call it, or `init_memory`, inside the function whose gradient trains such a start.
+        """
+        return {
+            name: self.blocks[self.layer_names.index(name)].memory.restart(of_layer)
+            for name, of_layer in memory.items()
+        }
+
     def __call__(
         self,
         tokens: Int[Array, "batch length"],

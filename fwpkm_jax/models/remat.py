@@ -1,6 +1,5 @@
 """Rematerialisation: what the backward pass of a layer finds again, computes again or fetches."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -26,7 +25,7 @@ INPUT, MIXED = "layer_input", "mixed"
 _NAMES = (INPUT, MIXED, HIDDEN)
 
 
-_POLICIES: dict[Remat, Any] = {
+POLICIES: dict[Remat, Any] = {
     "block": None,
     "names": jax.checkpoint_policies.save_only_these_names(*_NAMES),
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -37,11 +36,6 @@ _POLICIES: dict[Remat, Any] = {
         offload_dst="pinned_host",
     ),
 }
-
-
-def rematerialised(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
-    """`layer`, whose backward pass keeps what `remat` says."""
-    return jax.checkpoint(layer, policy=_POLICIES[remat])
 
 
 def check_offload(remat: Remat | None, device: Any) -> None:

@@ -1,7 +1,7 @@
 """The memory that the start of a stream takes, known before it is allocated."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ def checked_start(build: Callable[[], Any], *, tokens: int, what: str) -> Any:
             name: sum(np.dtype(x.dtype).itemsize * x.size for x in jax.tree.leaves(layer))
             for name, layer in jax.eval_shape(build).items()
         }
-        total, most = sum(sizes.values()), _device_bytes()
+        total, most = sum(sizes.values()), device_bytes(jax.local_devices()[:1])
         if total > most:
             name = max(sizes, key=lambda name: sizes[name])
             raise ValueError(
@@ -38,8 +38,8 @@ def checked_start(build: Callable[[], Any], *, tokens: int, what: str) -> Any:
     return build()
 
 
-def _device_bytes() -> int:
-    """Memory of the first device; of a CPU, that of the machine."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(stats.get("bytes_limit") or physical)
+def device_bytes(devices: Sequence[Any]) -> int:
+    """Bytes that devices have together; those that do not say it, as CPUs, have the machine's."""
+    limits = [(device.memory_stats() or {}).get("bytes_limit", 0) for device in devices]
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return sum(limits) if all(limits) else machine

@@ -237,7 +237,12 @@ class AbstractChunkRule(AbstractRule):
     reads_own_writes: bool = False
     """Whether tokens write one after the other and each reads right after its own write, so that
     chunks make no difference. Streams then write every token at once, and none waits; `lookahead`
-    is 0; and each memory has one sequence."""
+    is 0; each memory has one sequence; and `run_groups` takes `documents`, a `NewDocuments` of
+    `core.streams.pending`, where documents start anew, or None."""
+
+    learned_start: bool = False
+    """Whether a layer learns the field `values` of the memory that sequences start from, as a
+    weight. `init` makes the other fields."""
 
     long_writes: bool = True
     """Whether one write may take a whole text as its chunk. False where such a step can diverge;

@@ -16,7 +16,6 @@ from fwpkm_jax.core.array_types import (
     SlotWeights,
     SubKeys,
     TokenValues,
-    ValueTable,
 )
 from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import (
@@ -44,6 +43,7 @@ from fwpkm_jax.core.slots.options.overlay import (
     OverlayTable,
     overlays_of,
     rows_to_read,
+    whole_table,
     write_overlays,
 )
 from fwpkm_jax.core.slots.options.replay import JoinedTokens, join_stored
@@ -370,13 +370,13 @@ class FwPKM(AbstractChunkRule):
 
     def step(self, memory: FwPKMMemory, chunk: SlotChunk) -> StepOutput:
         _check_chunk(chunk)
-        table = _whole_table(memory)
+        table = whole_table(memory.values)
         chunk = cast(chunk, table.dtype)
         address, access = _select(self, memory.keys, chunk.query, "reference")
         output = slot_read(table, *access)
         after, norms = memory, []
         for _ in range(self.inner_steps):
-            before = _whole_table(after)
+            before = whole_table(after.values)
             # With the history from before the chunk, in which every step finds the same.
             after, norm = _inner_step(self, memory._replace(values=before), chunk, access)
             norms.append(norm)
@@ -428,7 +428,7 @@ def _inner_step(
     rule: FwPKM, memory: FwPKMMemory, chunk: SlotChunk, access: SlotAccess
 ) -> tuple[FwPKMMemory, Float[Array, ""]]:
     """The memory after one value step, keys as before, and the norm of the table's change."""
-    table = _whole_table(memory)
+    table = whole_table(memory.values)
     if rule.retention is None:
         values = value_step(table, chunk, access, write=_value_write(rule))
         norm = update_norm(table, values, access.slot_ids)
@@ -452,16 +452,6 @@ def _history(rule: FwPKM, memory: FwPKMMemory) -> SlotHistory:
             "with `init` of this rule, or give it one by `convert_memory`."
         )
     return memory.history
-
-
-def _whole_table(memory: FwPKMMemory) -> ValueTable:
-    """One memory's table as an array, for what an overlay does not do."""
-    if isinstance(memory.values, OverlayTable):
-        raise ValueError(
-            "memory.values is an overlay, which run and write of the rule that made it change, "
-            "not step; use these, or make it private (overlays.to_private)."
-        )
-    return memory.values
 
 
 @functools.cache
@@ -557,6 +547,6 @@ def _reconstruction_loss(
     """Half the mean squared error over pairs and features, as a function of the keys."""
     _, access = _select(rule, keys, chunk.query, "reference")
     # In plain JAX, so that `jax.grad` reaches the keys through the scores of the chosen slots.
-    output = slot_read(_whole_table(memory), *access)
+    output = slot_read(whole_table(memory.values), *access)
     losses = chunk.write_weight * jnp.mean((output - chunk.target) ** 2, axis=-1)
     return 0.5 * jnp.sum(losses) / jnp.maximum(jnp.sum(chunk.paired), 1.0)

@@ -74,7 +74,9 @@ def register_rule(name: str, rule: Any) -> None:
     if not name.isidentifier():
         raise ValueError(f"register_rule: the name {name!r} must be an identifier, as 'my_rule'.")
     known = RULES.get(name)
-    if known is not None and known != rule and not _same_class(known, rule):
+    # A module that was loaded twice registers the same class again.
+    places = [(x.__module__, x.__qualname__) for x in map(_class_of, (known, rule))]
+    if known is not None and known != rule and places[0] != places[1]:
         raise ValueError(
             f"register_rule: the name {name!r} is taken by {_class_of(known).__qualname__}; choose "
             "another."
@@ -123,9 +125,3 @@ class RulesOf(Mapping[str, Any]):
 
 def _class_of(rule: Any) -> type:
     return rule if isinstance(rule, type) else type(rule)
-
-
-def _same_class(one: Any, other: Any) -> bool:
-    """Whether a module that was loaded twice registers the same class again."""
-    one, other = _class_of(one), _class_of(other)
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)

@@ -6,9 +6,10 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.array_types import Queries, TokenValues, ValueTable
+from fwpkm_jax.core.array_types import Queries, TokenValues
 from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import (
     Chunk,
@@ -17,25 +18,50 @@ from fwpkm_jax.core.chunks import (
     cast,
     check_chunk_size,
     from_chunks,
+    map_unshared,
     to_chunks,
 )
 from fwpkm_jax.core.numerics import unit_normalize
 from fwpkm_jax.core.slots.delta.addressing import best_slots
 from fwpkm_jax.core.slots.delta.chunks import sparse_delta
-from fwpkm_jax.core.slots.delta.definition import Decay, DeltaTokens, write_and_read
+from fwpkm_jax.core.slots.delta.definition import (
+    Decay,
+    DeltaTokens,
+    FirstTable,
+    write_and_read,
+)
+from fwpkm_jax.core.slots.delta.documents import sparse_delta_in_documents
 from fwpkm_jax.core.slots.keys.addressing import slot_weights
+from fwpkm_jax.core.slots.options.devices import (
+    MemoryAxes,
+    columns_for_tokens,
+    gather_tokens,
+    tokens_for_columns,
+)
+from fwpkm_jax.core.slots.options.overlay import (
+    AnyTable,
+    OverlayTable,
+    close_rows,
+    open_written,
+    overlays_of,
+    rows_to_read,
+    whole_table,
+)
 from fwpkm_jax.core.slots.values.table import slot_read
 from fwpkm_jax.core.slots.write import SlotAccess
+from fwpkm_jax.core.streams.pending import NewDocuments
 from fwpkm_jax.literals import Count, Positive, check_fields
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
+from pallas_kernels.row_ops import chosen_sums
 
-_BLOCK = 64  # Tokens computed at once; changes speed, and results by rounding only.
+_BLOCK = 32  # Tokens computed at once; changes speed, and results by rounding only.
 
 
 class SDMMemory(NamedTuple):
-    """Fast weights of one memory: `values` `[slots, value]`, slot = row * subkeys + column."""
+    """Fast weights of one memory: `values` `[slots, value]`, slot = row * subkeys + column; an
+    array or an overlay."""
 
-    values: ValueTable
+    values: AnyTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +116,9 @@ class SDM(AbstractChunkRule):
     """Added to the projected decay before softplus. -4.6: a write keeps 99 % of a slot at first."""
     strength_bias: float = 0.0
     """Added to the projected strength before the sigmoid. 0: a write corrects half at first."""
+    first_table: FirstTable = "zeros"
+    """What memories start from: zeros, or a table that a layer learns with its other weights and
+    `FastWeight.init_memory` gives. To train it, `training.memory.lifetime` is "batch"."""
 
     reads_own_writes = True
     long_writes = False  # Each token is a write of its own.
@@ -102,6 +131,10 @@ class SDM(AbstractChunkRule):
                     f"{name}={getattr(self, name)} exceeds num_subkeys={self.num_subkeys}; a head "
                     "finds at most one slot for each row; lower it."
                 )
+
+    @property
+    def learned_start(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.first_table == "learned"
 
     @property
     def key_dim(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -135,47 +168,100 @@ class SDM(AbstractChunkRule):
         check_memory(self, memory)
         check_query(self, query)
         access = self._reads(query.astype(memory.values.dtype))
-        return slot_read(memory.values, *access), access
+        rows, places = rows_to_read(memory.values, access.slot_ids)
+        return slot_read(rows, places, access.slot_weights), access
 
     def address(self, memory: SDMMemory, query: Queries) -> tuple[jax.Array, jax.Array]:
         scores = _scores(query.astype(memory.values.dtype), self.num_subkeys)[1]
         slot_ids, slot_scores = best_slots(scores, self.num_reads)
         return slot_ids.reshape(len(query), -1), slot_scores.reshape(len(query), -1)
 
+    def overlay(self, memory: SDMMemory, base: SDMMemory, *, capacity: int) -> SDMMemory:
+        check_memory(self, memory, groups=True)
+        check_memory(self, base, groups=True)
+        return SDMMemory(overlays_of(memory.values, base.values, capacity=capacity))
+
     def step(self, memory: SDMMemory, chunk: Chunk) -> StepOutput:
+        table = whole_table(memory.values)
         chunk = cast(chunk, memory.values.dtype)
         tokens, access = self._tokens(chunk)
         decay = "slot" if self.decay == "none" else self.decay
-        table, output = write_and_read(memory.values, tokens, decay=decay)
+        table, output = write_and_read(table, tokens, decay=decay)
         return StepOutput(SDMMemory(table), output, access, None)
 
     def run(self, memory: SDMMemory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
         check_run(self, memory, sequence)
-        one = jax.tree.map(lambda x: x[None], (memory, sequence))
-        return jax.tree.map(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
+        one = map_unshared(lambda x: x[None], (memory, sequence))
+        return map_unshared(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
+
+    @property
+    def supports_sharding(self) -> bool:
+        # Columns do not interact once all tokens' slots and weights are known.
+        return True
+
+    def memory_specs(
+        self, memory: Any, *, group_axes: tuple[str, ...], axes: MemoryAxes | None
+    ) -> SDMMemory:
+        if axes is None:
+            return super().memory_specs(memory, group_axes=group_axes, axes=None)
+        if axes.slots:
+            raise ValueError(
+                f"mesh.memory='slots' with {type(self).__name__}: a token's write needs what it "
+                "reads of all its slots, wherever they lie; use mesh.memory=independent, with "
+                "mesh.model or mesh.sequence for parts of the table by columns."
+            )
+        values: Any = PartitionSpec(group_axes, None, axes.columns)
+        return SDMMemory(values)
 
     def run_groups(
-        self, memory: SDMMemory, sequence: Chunk, *, chunk_size: int, axes: Any = None
+        self,
+        memory: SDMMemory,
+        sequence: Chunk,
+        *,
+        chunk_size: int,
+        axes: MemoryAxes | None = None,
+        documents: NewDocuments | None = None,
     ) -> RunOutput:
-        """All slots first, then the table: `core.slots.delta.chunks`."""
-        if axes is not None:
-            return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
+        """All slots first, then the table: `core.slots.delta.chunks`.
+
+        Devices that share tables by columns exchange slots and weights, and values for columns,
+        before the scan, and what was read after it.
+
+        Args:
+          documents: where documents start, each with a table of its own, in memories of one
+            sequence; None: nowhere.
+        """
         check_chunk_size(sequence, chunk_size)
-        groups, batch, length = sequence.counted.shape
+        batch, length = sequence.counted.shape[1:]
         chunks = jax.tree.map(lambda x: to_chunks(x, chunk_size), sequence._replace(cut=None))
         chunks = cast(chunks, memory.values.dtype)
-        number = chunks.counted.shape[1]
-        # The order of the tokens in their chunks, and chunk after chunk.
+        shape, axes = chunks.counted.shape, axes or MemoryAxes()
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), chunks)
-        tokens, access = jax.tree.map(
-            lambda x: x.reshape(groups, -1, *x.shape[1:]), self._tokens(flat)
+        tokens, access = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), self._tokens(flat))
+        values = tokens_for_columns(tokens.values, axes)
+        tokens = jax.tree.map(lambda x: gather_tokens(x, axes, dim=2), tokens._replace(values=None))
+        # The order of the tokens in their chunks, and chunk after chunk.
+        tokens = jax.tree.map(
+            lambda x: x.reshape(shape[0], -1, *x.shape[3:]), tokens._replace(values=values)
         )
-        decay = "slot" if self.decay == "none" else self.decay
-        table, output = sparse_delta(memory.values, tokens, decay=decay, chunk_size=_BLOCK)
-        output, access = jax.tree.map(
-            lambda x: from_chunks(x.reshape(groups, number, -1, *x.shape[2:]), batch, length),
-            (output, access),
-        )
+        how: Any = {"decay": "slot" if self.decay == "none" else self.decay, "chunk_size": _BLOCK}
+        how["sums"] = chosen_sums(memory.values)
+        if isinstance(memory.values, OverlayTable):  # On one device, without documents.
+            counted = chunks.counted.reshape(shape[0], -1)
+            ids = tokens.write_ids, tokens.read_ids
+            opened, read_ids = open_written(memory.values, *ids, counted)
+            tokens = tokens._replace(write_ids=opened.slot_ids, read_ids=read_ids)
+            rows, output = sparse_delta(opened.rows, tokens, **how)
+            table = close_rows(opened.values, rows[:, : memory.values.capacity + 1])
+        elif documents is None:
+            table, output = sparse_delta(memory.values, tokens, **how)
+        else:
+            fresh = documents.memory.values
+            table, output = sparse_delta_in_documents(
+                memory.values, tokens, documents.starts, fresh=fresh, **how
+            )
+        output = columns_for_tokens(output.reshape(*values.shape), axes)
+        output, access = jax.tree.map(lambda x: from_chunks(x, batch, length), (output, access))
         return RunOutput(SDMMemory(table), output, access, None)
 
     def write(self, memory: SDMMemory, chunk: Chunk) -> SDMMemory:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import logging
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from fwpkm_jax.models.config import mixer_memory
 from fwpkm_jax.models.outputs import layer_name
 from fwpkm_jax.run.load import Run, text_tokenizer
 from fwpkm_jax.storage.addresses import address_of, check_store, scheme_of
-from fwpkm_jax.storage.lock import RunInUseError
+from fwpkm_jax.storage.lock import patiently
 from fwpkm_jax.storage.stores import Store
 
 _logger = logging.getLogger(__name__)
@@ -36,7 +35,6 @@ _START = "start-"
 """With a step: the memory that all others of a checkpoint are forks of, before any text."""
 _SHOWN = 1024  # Tokens between two lines of progress; a multiple of those that are read at once.
 _LEAST_ROOM = 1024  # Tokens that full attention keeps from the first text on.
-_LONGEST_WAIT = 60.0  # Seconds that another process may take to save it.
 
 
 class Conversation:
@@ -351,19 +349,17 @@ class Conversation:
 
     def _save_start(self) -> None:
         """Saves the checkpoint's memory, which all others share on disk."""
-        deadline = time.monotonic() + _LONGEST_WAIT
-        while self._start not in memories.names(self._folder):
-            try:
+
+        def save() -> None:
+            if self._start not in memories.names(self._folder):
                 memories.save(
                     *(self._folder, self._start, self.state),
                     model=self._model,
                     keep="memory",
                     origin=self._origin,
                 )
-            except RunInUseError:  # Another process saves it.
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
+
+        patiently(save)  # Another process may be saving it.
 
     def _make_room(self, new: int) -> None:
         """Makes room for more tokens in full attention."""

@@ -10,10 +10,10 @@ from flax import nnx
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.data import AbstractDataConfig, Tokenizer, load_tokenizer
 from fwpkm_jax.models.language_model import LanguageModel
-from fwpkm_jax.training.averages import EMA, ema_names
+from fwpkm_jax.training.averages import EMA, ema_names, ema_weights
 from fwpkm_jax.training.checkpoints.restore import find_step, read_arrays, read_checkpoint, targets
 from fwpkm_jax.training.runs.mirror import run_folder
-from fwpkm_jax.training.state import Memories, init_state, model_graph, named_leaves
+from fwpkm_jax.training.state import Memories, init_state, model_graph
 
 WhichWeights = Literal["trained", "ema"]
 """Slow weights of a checkpoint. trained: those after its step; of `optimizer.name=schedule_free`
@@ -132,7 +132,7 @@ def _load(run_dir: Path, step: int | Literal["best"] | None, weights: WhichWeigh
 
 def _with_averages(params: Any, experiment: Experiment, checkpoint: Path) -> Any:
     """The slow weights with the moving averages of a checkpoint in place of those that have one."""
-    named, config = named_leaves(params), experiment.optimizer
+    config = experiment.optimizer
     names = ema_names(params, ema=config.ema, train=config.train)
     like = targets(params, jax.tree.map(lambda x: x.sharding, params))
     try:
@@ -141,8 +141,7 @@ def _with_averages(params: Any, experiment: Experiment, checkpoint: Path) -> Any
         )
     except ValueError as error:
         raise ValueError(f"weights=ema: {error}; use weights=trained.") from error
-    leaves = [averages.get(EMA + name, x) for name, x in named.items()]
-    return jax.tree.unflatten(jax.tree.structure(params), leaves)
+    return ema_weights(params, averages, names)
 
 
 def _check_tokenizer(data: AbstractDataConfig, position: Any) -> None:

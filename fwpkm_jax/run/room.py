@@ -1,6 +1,5 @@
 """What a run takes of its devices' memory and of its disk, before anything is compiled."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import jax
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.models.sharding import declarations
+from fwpkm_jax.models.stream_size import device_bytes
 from fwpkm_jax.training.checkpoints.checkpoint import item_bytes, readable
 from fwpkm_jax.training.state import TrainState, named_leaves, trained_names
 
@@ -38,17 +38,6 @@ def check_memory(
             "(model.fast_weight.rule.num_subkeys, training.memory.groups), or share it among more "
             "devices (mesh)."
         )
-
-
-def memory_of(devices: Sequence[Any]) -> int:
-    """Bytes that this process' devices have together.
-
-    Devices that do not say how much memory they have, as CPUs, have that of their machine.
-    """
-    ours = [x for x in devices if x.process_index == jax.process_index()]
-    limits = [(device.memory_stats() or {}).get("bytes_limit", 0) for device in ours]
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return sum(limits) if all(limits) else machine
 
 
 def describe_memory(
@@ -82,7 +71,9 @@ def describe_memory(
 
 def _step_bytes(experiment: Experiment, shapes: TrainState, layout: TrainState) -> dict[str, int]:
     """What a device holds in a step: of the state, the gradients and, by estimate, activations."""
-    own = jax.tree.map(_part, shapes, layout)
+    own = jax.tree.map(
+        lambda x, held: jax.ShapeDtypeStruct(held.shard_shape(x.shape), x.dtype), shapes, layout
+    )
     params = named_leaves(own.params)
     trained = trained_names(shapes.params, experiment.optimizer.train)
     gradients = sum(4 * params[name].size for name in trained)
@@ -92,16 +83,12 @@ def _step_bytes(experiment: Experiment, shapes: TrainState, layout: TrainState) 
 
 def _room(devices: Sequence[Any]) -> int:
     """Bytes of memory of each device."""
-    return memory_of(devices) * jax.process_count() // len(devices)
+    ours = [x for x in devices if x.process_index == jax.process_index()]
+    return device_bytes(ours) * jax.process_count() // len(devices)
 
 
 def _told(sizes: dict[str, int]) -> str:
     return ", ".join(f"{name} {readable(size)}" for name, size in sizes.items())
-
-
-def _part(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    """What one device holds of an array."""
-    return jax.ShapeDtypeStruct(sharding.shard_shape(x.shape), x.dtype)
 
 
 def _activation_bytes(experiment: Experiment, shapes: TrainState) -> int:

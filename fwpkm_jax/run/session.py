@@ -24,7 +24,7 @@ from fwpkm_jax.training.runs.profiler import Profiler
 from fwpkm_jax.training.runs.progress import Speedometer
 from fwpkm_jax.training.runs.signals import Stopped, StopSignals
 from fwpkm_jax.training.sharding import on_one_device
-from fwpkm_jax.training.state import TrainState
+from fwpkm_jax.training.state import TrainState, named_leaves
 from fwpkm_jax.training.trained import describe_trained
 from fwpkm_jax.training.validation import Validation
 
@@ -213,7 +213,7 @@ class Session:
         self._validation = dict(self._validate(model, state.memory))
         if (config := self._setup.experiment.optimizer).ema is not None:
             names = ema_names(state.params, ema=config.ema, train=config.train)
-            averages = ema_weights(state.params, state.opt_state, names)
+            averages = ema_weights(state.params, named_leaves(state.opt_state), names)
             model = nnx.merge(self._setup.graphdef, averages)
             measured = self._validate(model, state.memory)
             self._validation |= {f"ema_{name}": value for name, value in measured.items()}

@@ -1,6 +1,6 @@
 """Averages of weights while they train: the schedule-free one, and a moving average beside them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -123,10 +123,14 @@ def ema_names(params: Any, *, ema: float | None, train: Sequence[str] = ()) -> l
     return [name for name, role in roles.items() if name in trained and role != "statistic"]
 
 
-def ema_weights(params: Any, opt_state: optax.OptState, names: Sequence[str]) -> Any:
-    """The slow weights with their moving averages in place of those that have one, in float32."""
-    averages, chosen = named_leaves(opt_state), set(names)
-    leaves = [
-        averages[EMA + name] if name in chosen else x for name, x in named_leaves(params).items()
-    ]
+def ema_weights(params: Any, state: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """The slow weights with their moving averages in place of those that have one, in float32.
+
+    Args:
+      params: slow weights.
+      state: leaves of the optimiser's state by name, averages below `EMA`.
+      names: of the weights that have one, from `ema_names`.
+    """
+    averages = {name: state[EMA + name] for name in names}
+    leaves = [averages.get(name, x) for name, x in named_leaves(params).items()]
     return jax.tree.unflatten(jax.tree.structure(params), leaves)

@@ -33,18 +33,15 @@ def make_partition(config: MeshConfig, devices: Sequence[Any] | None = None) -> 
     devices = jax.devices() if devices is None else devices
     if len(devices) != config.num_devices:
         shape, names, _ = _shape(config)
+        count = jax.process_count()
+        among = f" in {count} processes" if count > 1 else ""
         sizes = " x ".join(f"mesh.{n}={s}" for n, s in zip(names, shape, strict=True))
         raise ValueError(
             f"{sizes} is a mesh of {config.num_devices} devices, but there are {len(devices)} "
-            f"({devices[0].platform}){_of_processes()}; make the product {len(devices)}, or 1 for "
+            f"({devices[0].platform}){among}; make the product {len(devices)}, or 1 for "
             "one device of one process."
         )
     return Partition(jax.make_mesh(*_shape(config), devices=devices), config.memory)
-
-
-def _of_processes() -> str:
-    count = jax.process_count()
-    return f" in {count} processes" if count > 1 else ""
 
 
 def check_mesh(

@@ -57,7 +57,7 @@ class TrainState(NamedTuple):
     """The optimiser's state; `()` in a state that is only read."""
     memory: Memories
     """Fast weights, leaves `[groups, ...]`. With `lifetime="batch"`: the initial memory, one group,
-    which steps do not change."""
+    of which steps change what layers learn."""
     rng: jax.Array
     """Random key of the training; step n draws from `fold_in(rng, n)`."""
 
@@ -92,7 +92,16 @@ def init_state(
       seed: the run's seed; parameters, memory and training use separate random streams.
       train: patterns of the parameters that train, see `OptimizerConfig.train`.
       precision: dtype of the weights that `optimizer` trains, see `OptimizerConfig.precision`.
+
+    Raises:
+      ValueError: memories whose start is learned are carried from step to step.
     """
+    learned = bool(config.memory_layers) and config.fast_weight.rule.learned_start
+    if learned and memory.lifetime == "carried":
+        raise ValueError(
+            "training.memory.lifetime='carried' with first_table='learned': only the first step "
+            "would start from what is learned; set lifetime to 'batch', or first_table to 'zeros'."
+        )
     model = LanguageModel(config, rngs=nnx.Rngs(params=named_rng(seed, "params")))
     groups = memory.groups if memory.lifetime == "carried" else 1
     params = nnx.state(model)

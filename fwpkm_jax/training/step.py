@@ -142,18 +142,29 @@ def make_train_step(
             **_padding(batch),
             **found.layers,
         }
+        kept = found.memory
+        if memory.lifetime == "batch":  # With what layers have learned of their starts.
+            kept = nnx.merge(graphdef, params).restart(state.memory)
         new_state = TrainState(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
-            memory=found.memory if memory.lifetime == "carried" else state.memory,
+            memory=kept,
             rng=state.rng,
         )
         return new_state, metrics
 
     if partition is None:
         return jax.jit(step, donate_argnums=0)
-    return jax.jit(_keep_layout(step, graphdef, partition), donate_argnums=0)
+
+    def step_of_parts(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """The step, with its state laid out as before, as the compiled step expects it."""
+        layout = state_shardings(partition, state, graphdef=graphdef)
+        new_state, metrics = step(state, batch)
+        metrics = jax.tree.map(partition.constrain, metrics)
+        return jax.lax.with_sharding_constraint(new_state, layout), metrics
+
+    return jax.jit(step_of_parts, donate_argnums=0)
 
 
 def _padding(batch: Batch) -> Metrics:
@@ -245,6 +256,8 @@ def _micro_batch_loss(
 ) -> tuple[jax.Array, tuple[Memories, tuple[Metrics, Any]]]:
     """A micro-batch's part of the loss, its memories afterwards, its metrics and statistics."""
     model = nnx.merge(graphdef, with_trained(params, trained, config.train))
+    if config.memory.lifetime == "batch":
+        memory = model.restart(memory)
     micro = deal_batch(micro, memory, config.partition)
     output = model.hidden(
         micro["tokens"][:, :-1],
@@ -310,19 +323,3 @@ def _update(
         lambda new, old: jnp.where(finite, new, old), (trained, opt_state), (old, state.opt_state)
     )
     return with_trained(state.params, trained, train), opt_state, grad_norm
-
-
-def _keep_layout(
-    step: TrainStep,
-    graphdef: nnx.GraphDef[LanguageModel],
-    partition: Partition,
-) -> TrainStep:
-    """The step, with its new state laid out like the old one, as the compiled step expects it."""
-
-    def step_of_parts(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        layout = state_shardings(partition, state, graphdef=graphdef)
-        new_state, metrics = step(state, batch)
-        metrics = jax.tree.map(partition.constrain, metrics)
-        return jax.lax.with_sharding_constraint(new_state, layout), metrics
-
-    return step_of_parts

@@ -2,7 +2,7 @@
 
 FINDINGS = (
     *("recall", "generalise", "text", "forgetting", "comparison", "states", "performance"),
-    *("readme", "objections", "lookup", "account", "sdm"),
+    *("readme", "objections", "lookup", "account", "sdm", "real_model"),
 )
 """Modules that a page's comment can name."""
 PARTS = ("answer", "table", "notes", "results", "gains", "costs")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.paper.published import PUBLISHED
-from lab.findings import forgetting, performance, recall, text
-from lab.findings.stored import lines_of, markdown, over_books_and_seeds
+from lab.findings import forgetting, performance, real_model, recall, text
+from lab.findings.stored import markdown, over_books_and_seeds
 
 
 def results() -> str:
@@ -52,17 +52,18 @@ def results() -> str:
 
 def _real_model() -> str:
     """What SmolLM2 answers of an earlier session, beside its controls."""
-    asked = [x for x in lines_of("real_model_cpu.jsonl") if x["what"] == "asked"]
-    lines = [x for x in asked if (x["memory"], x["sessions_file"]) == ("attention", "generated")]
-    of = {x["condition"]: x for x in lines}
-    written = of["written"]
+    written = real_model.asked("generated", "written")
     low, high = (100 * (written["exact"] + sign * written["interval"]) for sign in (-1, 1))
-    shares = [100 * of[x]["exact"] for x in ("not written", "the base, all in its context")]
+    shares = [
+        100 * line["exact"]
+        for line in (
+            real_model.asked("generated", "not written"),
+            real_model.in_pytorch("generated", real_model.BASE),
+        )
+    ]
     by_hand = [
-        100 * x["exact"]
+        100 * real_model.in_pytorch(name, "written")["exact"]
         for name in ("by hand", "by hand, second")
-        for x in asked
-        if (x["memory"], x["sessions_file"], x["condition"]) == ("attention", name, "written")
     ]
     return (
         "SmolLM2-135M, frozen, with a memory that was trained alone, gives"

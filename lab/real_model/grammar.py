@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.options import parse
 from lab.real_model.events import Relation, Relations, fill
@@ -66,6 +66,8 @@ _ARTICLES = (
     *("some ", "an old ", "a new ", "behind the ", "with a ", "the red ", "five ", "on "),
 )
 _JOINTS = ["and", "and", "but", "while", "because", "though", "so"]
+Owners = Literal["some", "one", "alike"]
+Corrected = Literal["some", "new", "old"]
 TEST_SHARE = 5
 """One form or word of so many is kept for the test."""
 
@@ -90,6 +92,12 @@ class Options:
     """Names and values that are kept apart for the test."""
     wide: float = 0.0
     """Share of relations of drawn verbs and nouns, for training."""
+    owners: Owners = "some"
+    """Whose facts a session tells: those of some people and things, of one person, or the same
+    facts of two people whose names differ in one letter."""
+    corrected: Corrected = "some"
+    """Which facts are corrected after all have been told: some, as in training, or all, which are
+    then asked for the new value, or for the old one."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,8 @@ class Grammar:
       new_forms: sentences of the test, not of training.
       new_words: names and values of the test, not of training.
       wide: share of relations of drawn verbs and nouns.
+      owners: see `Options`.
+      corrected: see `Options`.
     """
 
     def __init__(
@@ -144,7 +154,10 @@ class Grammar:
         new_forms: bool,
         new_words: bool,
         wide: float = 0.0,
+        owners: Owners = "some",
+        corrected: Corrected = "some",
     ) -> None:
+        self._owners, self._corrected = owners, corrected
         vocabulary = json.loads(tokenizer_json.read_text())["model"]["vocab"]
         # The marker of a token that begins with a space.
         words = sorted(token[1:] for token in vocabulary if token.startswith("\u0120"))
@@ -180,6 +193,10 @@ class Grammar:
           chat: share of rows that are conversations.
         """
         people = [self._name(rng) for _ in range(rng.randint(2, 5))]
+        if self._owners != "some":
+            people = people[:1]
+        if self._owners == "alike":
+            people.append(_like(people[0], rng))
         things = [
             fill(rng.choice(self._parts["thing"]), X=self._thing(rng))
             for _ in range(rng.randint(1, 2))
@@ -190,13 +207,16 @@ class Grammar:
                 relation = self._drawn.draw(rng)
             else:
                 relation = rng.choice(self._relations)
-            if pairs and rng.random() < 0.3:
+            if pairs and rng.random() < (0.7 if self._owners == "alike" else 0.3):
                 relation = rng.choice(list(pairs.values()))  # The same of two owners.
+            if self._owners != "some" and relation.owner != "p":
+                continue
             owner = rng.choice(people if relation.owner == "p" else things)
             if relation.owner == "I":
                 owner = "I"
             if (
                 self._has_own
+                and self._owners == "some"
                 and relation.has_noun
                 and relation.owner == "p"
                 and rng.random() < 0.12
@@ -229,8 +249,9 @@ class Grammar:
             else:
                 told.append(self._fact(rng, pair[0], pairs[pair], value, "", pronoun))
             before = pair
+        first = dict(latest)
         for pair, relation in pairs.items():
-            draw = rng.random()
+            draw = rng.random() if self._corrected == "some" else 0.05
             if draw < 0.04:
                 fact = told[latest[pair]]
                 assert isinstance(fact, Fact)
@@ -245,13 +266,15 @@ class Grammar:
         questions = []
         asked_in_chat = rng.random() < chat
         for pair in rng.sample(list(pairs), min(asked, len(pairs))):
-            fact = told[latest[pair]]
+            place = (first if self._corrected == "old" else latest)[pair]
+            fact = told[place]
             assert isinstance(fact, Fact)
-            same = not asked_in_chat and rng.random() < 0.25
-            # A joined statement may lack its subject.
-            same = same and (not self._wide or pair[0] in fact.before)
+            same = not asked_in_chat and rng.random() < 0.25 and self._corrected == "some"
+            # A statement may lack its subject, which is then sought by its other words.
+            named = self._wide or self._owners != "some"
+            same = same and (not named or pair[0] in fact.before)
             text = fact.before if same else self._question(rng, pair[0], pairs[pair], asked_in_chat)
-            questions.append(Question(text, fact.value, latest[pair]))
+            questions.append(Question(text, fact.value, place))
         return Session(told, questions, rng.random() < chat, asked_in_chat)
 
     def _add_joined(
@@ -355,6 +378,12 @@ class Grammar:
         return rng.choice(_ARTICLES) * (rng.random() < 0.4) + rng.choice(self._low)
 
 
+def _like(name: str, rng: random.Random) -> str:
+    """A name with another last letter."""
+    letters = [x for x in "aeionrs" if x != name[-1]]
+    return name[:-1] + rng.choice(letters)
+
+
 def _possessive(rng: random.Random, owner: str) -> str:
     if owner in ("my", "I"):
         return "my"
@@ -441,6 +470,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         new_forms=options.new_forms,
         new_words=options.new_words,
         wide=options.wide,
+        owners=options.owners,
+        corrected=options.corrected,
     )
     with options.out.open("w") as file:
         for number in range(options.sessions):

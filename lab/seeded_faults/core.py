@@ -191,8 +191,8 @@ FAULTS = (
     ),
     Fault(
         "inner steps: each starts from the chunk's own start",
-        "before = _whole_table(after)",
-        "before = _whole_table(memory)",
+        "before = whole_table(after.values)",
+        "before = whole_table(memory.values)",
         ("tests/rules/test_fwpkm.py",),
     ),
     Fault(

@@ -107,8 +107,8 @@ FAULTS = (
     ),
     Fault(
         "plugins: a kernel's check imports from the current folder",
-        '[sys.executable, "-P", "-m", _PROGRAM]',
-        '[sys.executable, "-m", _PROGRAM]',
+        '(sys.executable, "-P", "-m", _PROGRAM)',
+        '(sys.executable, "-m", _PROGRAM)',
         ("tests/kernels/test_verdicts.py",),
     ),
     Fault(

@@ -166,8 +166,8 @@ FAULTS = (
     ),
     Fault(
         "Falcon-3: errors of a token's writes are taken one after the other",
-        "beta=Together(writes(share)) if self.delta else None",
-        "beta=writes(share) if self.delta else None",
+        "beta = Together(writes(share)) if self.delta else None",
+        "beta = writes(share) if self.delta else None",
         _MATRIX,
     ),
     Fault(

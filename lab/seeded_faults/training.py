@@ -32,8 +32,8 @@ FAULTS = (
     ),
     Fault(
         "step: a memory that lives one batch is kept",
-        'memory=found.memory if memory.lifetime == "carried" else state.memory,',
-        "memory=found.memory,",
+        "kept = nnx.merge(graphdef, params).restart(state.memory)",
+        "kept = found.memory",
         _STEP,
     ),
     Fault(

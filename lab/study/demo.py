@@ -26,6 +26,7 @@ from benchmarks.options import parse
 from fwpkm_jax.cli import demo_command as demo
 from fwpkm_jax.data import stream_documents
 from fwpkm_jax.data.needles import random_name, random_value
+from fwpkm_jax.interchange.weights_folder import open_run
 from fwpkm_jax.run import Run
 from fwpkm_jax.storage.compile_cache import use_compile_cache
 
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the line of each length."""
     options = parse(Options, argv, description=__doc__)
     use_compile_cache()
-    run = demo.demo_run()
+    run = open_run(demo.FOLDER)
     for length in options.read:
         line = measure(run, options, length) | {"environment": environment_once()}
         print(json.dumps(line), flush=True)

@@ -3,6 +3,7 @@
 import json
 
 from fwpkm_jax.cli import demo_command
+from fwpkm_jax.interchange.weights_folder import open_run
 from lab.study import demo
 from tests.benchmarks.programs import run
 
@@ -16,6 +17,6 @@ def test_numbers_told_are_counted_and_others_are_not(capsys, monkeypatch):
     facts = demo_command.FACTS
     swapped = dict(zip(facts, reversed(facts.values()), strict=True))
     monkeypatch.setattr(demo_command, "ask", lambda talk, name: swapped[name])
-    shipped = demo_command.demo_run()
+    shipped = open_run(demo_command.FOLDER)
     assert demo.right_answers(shipped, facts, [], told=1) == 0
     assert demo.right_answers(shipped, swapped, [], told=1) == 6

@@ -11,6 +11,7 @@ from lab.findings import (
     lookup,
     objections,
     performance,
+    real_model,
     recall,
     sdm,
     states,
@@ -177,7 +178,7 @@ def test_bytes_per_pair_are_the_state_over_the_most_pairs_answered():
 def test_fwpkm_and_sdm_had_the_same_training_and_almost_as_many_bytes():
     fwpkm, heads = (sdm.runs(memory) for memory in sdm.MEMORIES)
     assert [run["seed"] for run in fwpkm] == [0, 1, 2]
-    assert [run["seed"] for run in heads] == [0]
+    assert [run["seed"] for run in heads] == [0, 1, 2]
     assert {run["steps"] for run in (*fwpkm, *heads)} == {160}
     about, other = (dict(run[0]["settings"]) for run in (fwpkm, heads))
     assert other.pop("tied_start")  # FwPKM has one map.
@@ -269,3 +270,20 @@ def test_a_part_of_a_page_is_replaced_up_to_the_next_empty_line():
 def test_a_finding_that_does_not_exist_is_named(name, part, message):
     with pytest.raises(ValueError, match=message):
         finding(name, part)
+
+
+def test_what_a_real_model_answers_is_what_its_lines_say():
+    found = lines(real_model.LINES)
+    of = {(x["sessions"], x["condition"]): x for x in found if x["what"] == "asked"}
+    written = of["generated", "written"]
+    assert f"says {written['exact']:.2f} [" in real_model.answer()
+    low = written["exact"] - written["interval"]
+    assert f"[{low:.2f}, " in real_model.answer()
+    assert all(x["exact"] == 0 for (_, one), x in of.items() if one.endswith("not told"))
+    fifty = next(row for row in real_model.results().splitlines() if "fifty other" in row)
+    keeps = [
+        of["generated", f"after fifty other facts{end}"]["exact"] for end in ("", real_model.KEEPS)
+    ]
+    assert [cell.split()[0] for cell in fifty.strip("| ").split(" | ")[2:4]] == [
+        f"{x:.2f}" for x in keeps
+    ]

@@ -2,7 +2,14 @@
 
 import json
 import random
+import re
+import subprocess
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -12,7 +19,7 @@ from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import TextData
 from fwpkm_jax.data.sessions import Answer, SessionRow
 from fwpkm_jax.run import Run
-from lab.real_model import evaluate, grammar
+from lab.real_model import costs, evaluate, grammar
 from tests.benchmarks.programs import run
 from tests.evaluation.conftest import tiny_model_config
 
@@ -87,6 +94,34 @@ def test_words_and_forms_of_the_test_are_not_those_of_training(tokenizer_json):
         assert not set(train._parts[name]) & set(test._parts[name])
 
 
+@pytest.mark.parametrize(("owners", "people"), [("one", 1), ("alike", 2)])
+def test_a_session_tells_of_one_person_or_of_two_alike(tokenizer_json, owners, people):
+    made = make(tokenizer_json, new_forms=False, new_words=False, owners=owners)
+    made._name = lambda rng: "Quilo"
+    for number in range(5):
+        session = made.session(random.Random(number), facts=8, asked=8, chat=0.5)
+        assert len(session.asked) == 8
+        named = [set(re.findall("Quil[a-z]", x.text)) for x in session.asked]
+        assert all(named), session.asked
+        assert len(set().union(*named)) == people, named
+
+
+def test_corrected_facts_are_asked_for_the_new_value_or_the_old(tokenizer_json):
+    sessions = [
+        make(tokenizer_json, new_forms=False, new_words=False, corrected=which).session(
+            random.Random(5), facts=8, asked=8, chat=0.5
+        )
+        for which in ("new", "old")
+    ]
+    new, old = sessions
+    assert new.told == old.told
+    assert [x.text for x in new.asked] == [x.text for x in old.asked]
+    for after, before in zip(new.asked, old.asked, strict=True):
+        assert before.fact < after.fact
+        assert before.answer == new.told[before.fact].value
+        assert after.answer == new.told[after.fact].value
+
+
 class Parrot:
     """Says what was read first, token by token."""
 
@@ -96,9 +131,9 @@ class Parrot:
     def read(self, memory, rows):
         return [np.concatenate([one, row]) for one, row in zip(memory, rows, strict=True)]
 
-    def right(self, memory, rows):
+    def said(self, memory, rows):
         return [
-            [np.array_equal(one[: len(x.tokens)], x.tokens) for x in row.answers]
+            [one[: len(x.tokens)] for x in row.answers]
             for one, row in zip(memory, rows, strict=True)
         ]
 
@@ -111,9 +146,12 @@ def test_what_is_told_is_asked_by_condition():
     sessions = [session(number, number + number // 4) for number in range(6)]
     found = evaluate.ask(Parrot(), sessions)
     assert found["exact"] == pytest.approx(4 / 6, abs=1e-4)
-    assert (found["answers"], found["sessions"]) == (6, 6)
+    assert (found["answers"], found["of_sessions"]) == (6, 6)
     assert found["interval"] > 0
-    assert evaluate.ask(Parrot(), sessions, write=False)["exact"] == 0
+    assert evaluate.ask(Parrot(), sessions, times=0)["exact"] == 0
+    between = [np.array([7])]
+    assert evaluate.ask(Parrot(), sessions, times=0, between=between)["exact"] == 0
+    assert evaluate.ask(Parrot(), sessions, others=2, times=2, between=between) == found
     ((joined,), *_) = evaluate.in_context(sessions)
     assert joined.tokens.tolist() == [0, 0, 9, 0]
     assert joined.answers[0].start == 3
@@ -141,6 +179,97 @@ def test_sessions_are_written_and_asked_by_command(tokenizer_json, tmp_path, mon
     asked = ("--run", tmp_path, "--sessions", sessions, "--base", tmp_path, "--book", books)
     run("lab.real_model.evaluate", *asked, "--few", 2, "--out", lines)
     found = {line["condition"]: line for line in map(json.loads, lines.read_text().splitlines())}
-    assert [found[name]["sessions"] for name in ("written", "told twice")] == [3, 2]
-    assert {"after 2,000 tokens of a book", "the base, all in its context"} <= found.keys()
+    assert [found[name]["of_sessions"] for name in ("written", "told twice")] == [3, 2]
+    assert {
+        "after 2,000 tokens of a book, not told",
+        "after fifty other facts, without the write that keeps",
+        "the base, all in its context",
+    } <= found.keys()
     assert all(line["exact"] == 0 for line in found.values())  # It has learned nothing.
+
+
+def tiny_run(**changes):
+    config = tiny_model_config(memory_layers=(1,), mixers=("swa",) * 3, vocab_size=300, **changes)
+    graphdef, params = nnx.split(model := LanguageModel(config, rngs=nnx.Rngs(0)))
+    memory = model.init_memory(nnx.Rngs(1).params(), groups=1)
+    experiment = Experiment(model=config, data=TextData(train_paths=("text.txt",)))
+    return Run(experiment, graphdef, params, memory, step=0)
+
+
+def test_layers_computed_once_answer_as_the_whole_model():
+    one = tiny_run()
+    asked, model = evaluate.Asked(one), one.model
+    told, row = (np.random.default_rng(n).integers(0, 300, 40, np.int32) for n in (0, 1))
+    for _ in range(2):  # Computed, and found again.
+        memory = asked.read(asked.start(1), [told])
+    expected = model.hidden(jnp.array(told[None]), one.memory).memory
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), memory, expected)
+
+    hidden = model.hidden(jnp.array(row[None]), expected, write=False).x
+    logits = model.logits(hidden)[0]
+    answers = [Answer(5, row[5:7], "", None), Answer(20, row[20:23], "", None)]
+    (said,) = asked.said(memory, [SessionRow(row, answers)])
+    best = np.argmax(logits, axis=-1)
+    assert [one.tolist() for one in said] == [best[4:6].tolist(), best[19:22].tolist()]
+    losses = -jax.nn.log_softmax(logits[:-1])[np.arange(39), row[1:]]
+    np.testing.assert_allclose(asked.losses(memory, [row])[0], losses.mean(), rtol=1e-5)
+    empty = asked.losses(asked.start(1), [row])[0]
+    assert abs(empty - losses.mean()) > 1e-4
+
+
+def test_costs_are_measured(tmp_path, monkeypatch):
+    sessions, books, lines = (tmp_path / name for name in ("s.jsonl", "books.jsonl", "out.jsonl"))
+    told = {"rows": [{"text": "Bo sat on the mat."}, {"questions": [ASKED]}]}
+    sessions.write_text((json.dumps(told) + "\n") * 3)
+    books.write_text((json.dumps({"text": "A long and quiet morning. " * 150}) + "\n") * 3)
+    one = tiny_run()
+    monkeypatch.setattr(costs, "load_run", lambda folder: one)
+    asked = ("--run", tmp_path, "--base", tmp_path, "--sessions", sessions, "--books", books)
+    run("lab.real_model.costs", *asked, "--texts", 2, "--tokens", 3, "--out", lines)
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [x["what"] for x in found] == ["time per token"] * 2 + ["slots"] + ["loss of text"] * 3
+    slots, empty, *written = found[2:]
+    assert 0 < slots["least"] <= slots["mean"] <= slots["of"] == 16
+    assert empty["more"] == 0  # Here the base is the same model.
+    assert all(abs(x["more"]) > 1e-4 for x in written)
+
+
+def test_a_chat_is_told_quit_and_asked(tmp_path, monkeypatch):
+    talks, lines = tmp_path / "talks.jsonl", tmp_path / "out.jsonl"
+    talks.write_text(json.dumps({"told": ["Bo sits."], "asked": {"Who sits?": "Bo", "Why?": "x"}}))
+    typed = []
+
+    def chat(command, *, input, **options):
+        options = dict(pairwise(command))
+        memory = Path(options["--memories"]) / f"{options['--memory']}.safetensors"
+        memory.write_text(input)
+        typed.append((memory.stem, input, options["--max_new_tokens"]))
+        back = "Back at 0 tokens read.\n"
+        said = f"Bo\n or so.\n{back}Me\n{back}" if "?" in input else "\n"
+        return subprocess.CompletedProcess(
+            command, 0, f"{memory.stem}: 0 tokens read.\n{said}end\n"
+        )
+
+    monkeypatch.setattr(subprocess, "run", chat)
+    asked = ("--run", tmp_path, "--conversations", talks, "--answer_tokens", 4, "--out", lines)
+    run("lab.real_model.chats", *asked)
+    questions = "Who sits?\n/forget\nWhy?\n/forget\n"
+    told = "Bo sits.\n"
+    assert typed == [("empty", questions, "4"), ("told0", told, "0"), ("told0", questions, "4")]
+    (found,) = map(json.loads, lines.read_text().splitlines())
+    assert found["said"] == found["not_written"] == ["Bo or so.", "Me"]
+    assert found["bytes"] == len(told)
+
+
+def test_a_page_shows_what_its_commands_print(tmp_path):
+    page, folder = tmp_path / "page.md", tmp_path / "clone"
+    folder.mkdir()
+    told = "```shell\necho Bo sits >> told\ncat >> told <<END\nAnd Mo.\nEND\n```\n\nText.\n\n"
+    asked = "```shell\necho $HOME; cat told; echo >&2 warned\n```\n\n```text\n"
+    page.write_text(f"{told}{asked}old\n```\n\n```bash\nfalse\n```\n")
+    run("lab.real_model.execute", "--page", page, "--folder", folder)
+    shown = "~\nBo sits\nAnd Mo.\n```\n\n```bash\nfalse\n```\n"
+    assert page.read_text() == f"{told}{asked}{shown}"
+    page.write_text("```shell\nfalse\n```\n")
+    with pytest.raises(subprocess.CalledProcessError):
+        run("lab.real_model.execute", "--page", page, "--folder", folder)

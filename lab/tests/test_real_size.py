@@ -204,7 +204,7 @@ def test_kernels_are_checked_side_by_side_and_verdicts_are_kept(tmp_path, monkey
     def run_apart(check, kernel, device_kind):
         together.wait()  # Only passes when all run at once.
         assert (kernel, device_kind) == ("gpu", "a GPU")
-        return verdicts.Verdict("differs" if check is kernels.CHECKS["slot_read"] else None)
+        return verdicts.Verdict("differs" if check == kernels.CHECKS["slot_read"] else None)
 
     expected = {op: "differs" if op == "slot_read" else None for op in kernels.CHECKS}
     assert kernels.check_side_by_side("a GPU", run_apart) == expected

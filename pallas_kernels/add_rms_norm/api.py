@@ -45,9 +45,6 @@ def add_rms_norm(
       scale: `[width]`, for the kernels float32.
       eps: added to the mean square.
       backend: as of `dispatch.Operation.choose`, errors included.
-
-    Returns:
-      `total` and `normed`, in the shape and dtype of `x`.
     """
     chosen = ADD_RMS_NORM.choose(backend, x, branch, scale)
     if chosen == "reference":

@@ -34,9 +34,6 @@ def row_cross_entropy(
       weights: `[tokens]`, in the dtype of the logits.
       dtype: of the gradient; for the kernel float32 or bfloat16.
       backend: as of `dispatch.Operation.choose`, errors included.
-
-    Returns:
-      Losses `[tokens]` and gradient `[tokens, vocab]`.
     """
     chosen = CROSS_ENTROPY.choose(backend, logits, labels, weights, jnp.dtype(dtype))
     if chosen == "reference":

@@ -49,20 +49,14 @@ def chunk_gated_delta_rule(
 
     Args:
       query: `[batch, length, heads, key]`, key at most 128 for a kernel.
-      key: `[batch, length, heads, key]`.
       value: `[batch, length, heads, value]`, value at most 256 for a kernel.
       log_decay: `[batch, length, heads]`, `<= 0`.
-      beta: `[batch, length, heads]`.
-      initial_state: `[batch, heads, key, value]` or None.
       starts: `[batch, length]`, True at tokens before which the memory is emptied, or None.
       scale: factor on the queries; None: `key ** -0.5`.
       chunk_size: tokens per chunk of the reference; kernels always use 64. It changes results only
         by rounding.
       backend: as of `dispatch.Operation.choose`, errors included; or the kernels of another
         package, "jla" or "deltanet_tpu", see `pallas_kernels.recurrence.linear_recurrence`.
-
-    Returns:
-      Output `[batch, length, heads, value]` and final memory `[batch, heads, key, value]`.
 
     Raises:
       ValueError: `chunk_size` is not positive.
@@ -129,5 +123,8 @@ def _refuses(kernel: Implementation, query, key, value, *others: jax.Array | Non
 
 
 GATED_DELTA = Operation(
-    "chunk_gated_delta_rule", _refuses, folder="gated_delta", libraries=("jla", "deltanet_tpu")
+    "chunk_gated_delta_rule",
+    _refuses,
+    check="pallas_kernels.gated_delta.specs:check",
+    libraries=("jla", "deltanet_tpu"),
 )

@@ -117,4 +117,4 @@ BY_LIBRARY = dataclasses.replace(COMPARISON, checked=("documents",), ratios=LIBR
 
 def check(kernel: Implementation) -> None:
     """Raises AssertionError if this device's kernels, or a library's, differ from plain JAX."""
-    (BY_LIBRARY if kernel in LIBRARIES else COMPARISON).check()
+    (BY_LIBRARY if kernel in LIBRARIES else COMPARISON).check(kernel)

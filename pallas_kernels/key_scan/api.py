@@ -52,4 +52,10 @@ def _refuses(
     )
 
 
-KEY_SCAN = Operation("key_scan", _refuses, kernels=("gpu",), uses=("product_top_k",))
+KEY_SCAN = Operation(
+    "key_scan",
+    _refuses,
+    kernels=("gpu",),
+    check="pallas_kernels.key_scan.specs:check",
+    uses=("product_top_k",),
+)

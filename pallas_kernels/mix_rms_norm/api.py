@@ -42,9 +42,6 @@ def mix_rms_norm(
         kernels read and write `x` and its cotangent in that order, so that XLA need not turn them.
       chunk_size: of these chunks; it must divide the length, or the order is that of the batch.
       backend: as of `dispatch.Operation.choose`, errors included.
-
-    Returns:
-      `normed`, in `dtype`.
     """
     chosen = MIX_RMS_NORM.choose(backend, x, y, gate, jnp.dtype(dtype))
     if chosen == "reference":

@@ -211,5 +211,6 @@ def _refuses_pairs(_: Kernel, choice: SubKeyChoice, *, num_subkeys: int) -> str 
     )
 
 
-CHOOSE = Operation("product_top_k", refuses)
-PAIR = Operation("product_top_k", _refuses_pairs)
+_CHECK = "pallas_kernels.product_top_k.specs:check"
+CHOOSE = Operation("product_top_k", refuses, check=_CHECK)
+PAIR = Operation("product_top_k", _refuses_pairs, check=_CHECK)

@@ -54,6 +54,6 @@ RECURRENCE = Operation(
     "linear_recurrence",
     libraries.refuses,
     kernels=(),
-    folder="recurrence",
+    check="pallas_kernels.recurrence.specs:COMPARISON.check",
     libraries=("jla", "deltanet_tpu"),
 )

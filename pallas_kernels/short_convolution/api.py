@@ -42,7 +42,6 @@ def short_convolution(
     that no array is split or joined.
 
     Args:
-      x: `[batch, length, groups, columns]`.
       before: the `width - 1` inputs of each channel before these, oldest first.
       weight: `[width, channels]`, oldest input first.
       documents: documents that have started up to each token, from 0; a token sees only the inputs

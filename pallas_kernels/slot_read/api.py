@@ -57,9 +57,6 @@ def slot_read(
       write_weight: `[tokens]` float32; given with `target` only.
       backend: as of `dispatch.Operation.choose`, errors included.
 
-    Returns:
-      `output` `[tokens, value]` and `errors` `[tokens, value]`; `errors` is None without targets.
-
     Raises:
       ValueError: only one of `target` and `write_weight` is given.
     """
@@ -101,5 +98,6 @@ def slot_dot(
     return dot_rows(values.astype(vectors.dtype), slot_ids, vectors)
 
 
-SLOT_READ = Operation("slot_read", refuse_rows)
-SLOT_DOT = Operation("slot_dot", refuse_rows, folder="slot_read")
+_SPECS = "pallas_kernels.slot_read.specs"
+SLOT_READ = Operation("slot_read", refuse_rows, check=f"{_SPECS}:READS.check")
+SLOT_DOT = Operation("slot_dot", refuse_rows, check=f"{_SPECS}:DOTS.check")

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from pallas_kernels.dispatch import Kernel
 from pallas_kernels.slot_read.api import slot_dot, slot_read
 from pallas_kernels.spec import Comparison, Spec
 
@@ -120,9 +119,3 @@ DOTS = Comparison(
     checked=CHECKED,
     ratios=CHECK_RATIOS,
 )
-
-
-def check(_: Kernel) -> None:
-    """Raises AssertionError if one of this device's kernels differs from plain JAX."""
-    READS.check()
-    DOTS.check()

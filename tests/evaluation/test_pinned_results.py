@@ -189,6 +189,9 @@ def _without_numbers(text: Any) -> str:
     "gate_map, frozen",
     "ppl, as the release",
     "gates",
+    "trace",
+    "gate_map",
+    "continual",
 )
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)

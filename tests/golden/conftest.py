@@ -1,8 +1,8 @@
 """Runs every golden test over every file of its kind, in float64 and in float32.
 
-Part of the default run is the first file of a kind in float64. That file in float32 and the next
-one in float64 are thorough: what further files add is mathematics, which float64 tells more
-sharply. `-m slow` runs the others, `--golden-dir` everything.
+Part of the default run is the first file of a kind in float64; the next one is thorough. Files and
+dtypes add mathematics, which float64 tells more sharply: `-m slow` runs the other files, and all of
+them in float32; `--golden-dir` runs everything.
 
 A module states `KIND = "attention"`; its tests take the fixtures `golden_path` (one file
 `attention_*.npz`) and `dtype` (what to compute in, with float64 switched on where needed).
@@ -17,7 +17,7 @@ import pytest
 
 BY_DEFAULT = {"float64": 1, "float32": 0}
 """Files of a kind in the default run."""
-THOROUGH = {"float64": 2, "float32": 1}
+THOROUGH = {"float64": 2, "float32": 0}
 """Files of a kind that are not slow."""
 DEFAULT_DIR = Path(__file__).parents[2].parent / "shared" / "golden"
 
@@ -51,7 +51,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the tests of all files but the first ones of each kind as thorough or slow.
 
-    Those of published code, which have no file of that folder, are thorough in float32.
+    Those of published code, which have no file of that folder, are slow in float32.
 
     Not where a folder is asked for: then all of it is run.
     """
@@ -62,15 +62,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if "golden_path" not in parameters:
             if parameters.get("dtype") == "float32":
-                item.add_marker(pytest.mark.thorough)
+                item.add_marker(pytest.mark.slow)
             continue
         path, dtype = parameters["golden_path"], parameters.get("dtype", "float64")
         files = seen.setdefault((item.nodeid.split("[")[0], dtype), [])
         if path not in files:
             files.append(path)
-        # Whole decoders in float32 say little that their parts do not.
-        large = dtype == "float32" and item.nodeid.startswith("tests/golden/test_lm.py")
-        if large or files.index(path) >= THOROUGH[dtype]:
+        if files.index(path) >= THOROUGH[dtype]:
             item.add_marker(pytest.mark.slow)
         elif files.index(path) >= BY_DEFAULT[dtype]:
             item.add_marker(pytest.mark.thorough)

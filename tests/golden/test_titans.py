@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import nnx
 
 from fwpkm_jax.layers.mixers.titans import Titans, TitansConfig
@@ -106,6 +107,7 @@ def state_of(layer: Titans, memory) -> dict[str, jax.Array]:
     return results
 
 
+@pytest.mark.thorough
 def test_the_memory_matches_the_published_one(golden_path, dtype):
     file = open_file(golden_path, dtype)
     config = config_values(

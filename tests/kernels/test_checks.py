@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import dispatch, row_ops
+from pallas_kernels import dispatch
 from pallas_kernels.add_rms_norm import gpu as add_rms_norm
 from pallas_kernels.embed import api as embed
 from pallas_kernels.gated_delta import specs as gated_delta_specs
@@ -15,11 +15,12 @@ from pallas_kernels.gated_delta import tpu as gated_delta
 from pallas_kernels.mix_rms_norm import gpu as mix_rms_norm
 from pallas_kernels.product_top_k import specs as product_top_k_specs
 from pallas_kernels.short_convolution import gpu as short_convolution
+from pallas_kernels.slot_add import specs as slot_add_specs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "check", [product_top_k_specs.check, row_ops.check, gated_delta_specs.check]
+    "check", [product_top_k_specs.check, slot_add_specs.check_scan, gated_delta_specs.check]
 )
 def test_right_kernels_pass_at_the_widths_of_the_check(check):
     with dispatch.interpret_kernels("tpu"):
@@ -47,18 +48,18 @@ WRONG = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("mix_rms_norm", "gated_delta")
 @pytest.mark.parametrize(("folder", "case"), WRONG.items(), ids=WRONG)
 def test_a_wrong_kernel_fails_the_check_before_its_first_use(folder, case, monkeypatch):
     name, module, function, change, found = case
     specs = importlib.import_module(f"pallas_kernels.{folder}.specs")
-    monkeypatch.setattr(specs, "COMPARISON", dataclasses.replace(specs.COMPARISON, checked=(name,)))
+    comparison = dataclasses.replace(specs.COMPARISON, checked=(name,))
     kernel = "tpu" if folder == "gated_delta" else "gpu"
     right = getattr(module, function)
     with dispatch.interpret_kernels(kernel):
         if folder in ("add_rms_norm", "mix_rms_norm", "embed", "cross_entropy"):
-            specs.check(kernel)
+            comparison.check(kernel)
         jax.clear_caches()  # What was traced before is not traced again.
         monkeypatch.setattr(module, function, lambda *x, **how: change(right(*x, **how)))
         with pytest.raises(AssertionError, match=f"{found}.* differs by"):
-            specs.check(kernel)
+            comparison.check(kernel)

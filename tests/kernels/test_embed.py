@@ -17,6 +17,7 @@ from tests.kernels.entry import equations
 VOCAB, WIDTH = 8, 128
 
 
+@pytest.mark.by_default("tokens0")
 @pytest.mark.parametrize("tokens", [[0, -1, -8], [8, 1, 1], [-9, 0, 2]])
 def test_ids_outside_the_table_give_nan_and_no_gradient(tokens):
     table = jax.random.normal(jax.random.key(0), (VOCAB, WIDTH))
@@ -34,6 +35,7 @@ def test_ids_outside_the_table_give_nan_and_no_gradient(tokens):
     np.testing.assert_array_equal(np.isnan(actual[0]).all(-1), outside)
 
 
+@pytest.mark.by_default("uint8-300")
 @pytest.mark.parametrize(("dtype", "vocab"), [(jnp.uint8, 256), (jnp.uint8, 300)])
 def test_unsigned_ids_keep_their_gradients(dtype, vocab):
     table, ids = jnp.ones((vocab, WIDTH)), [1, 50, 200, 255]

@@ -52,6 +52,7 @@ IN_BFLOAT16 = {
 }
 
 
+@pytest.mark.slow_cases("tpu-strong_writes", "tpu-strong_decay", "gpu-wide_values")
 @pytest.mark.by_default("tpu-wide_keys", "gpu-wide_keys")
 @pytest.mark.parametrize(
     ("kernel", "name"),

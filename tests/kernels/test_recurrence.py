@@ -14,7 +14,7 @@ import pytest
 from fwpkm_jax import functions
 from fwpkm_jax.core.recurrence.linear_recurrence import chunk_recurrence
 from fwpkm_jax.rules.matrix import MATRIX_RULES, Tokens
-from pallas_kernels import dispatch, verdicts
+from pallas_kernels import dispatch
 from pallas_kernels.checks import relative_errors, results_of
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta import specs as gated_delta
@@ -91,8 +91,8 @@ CALLED = {
 }
 
 
+@pytest.mark.thorough
 @each_library
-@pytest.mark.by_default("jla")
 def test_a_library_is_given_the_same_memory(library, calls):
     for spec in specs.SPECS:
         arrays = specs.sample(spec, jnp.float32)
@@ -209,10 +209,13 @@ def test_a_library_runs_on_its_own_devices_alone():
         dispatch.Operation("op", lambda kernel: None).choose("jla")
 
 
-@pytest.mark.by_default("True")
+@pytest.mark.thorough
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_library_is_compared_with_plain_jax_before_its_first_use(calls, broken, monkeypatch):
-    monkeypatch.setattr(verdicts, "has_name", lambda check: False)
+    # A check without a name runs in this process.
+    monkeypatch.setattr(
+        dispatch.Operation, "checked_by", property(lambda _: specs.COMPARISON.check)
+    )
     monkeypatch.setattr(dispatch, "version", lambda distribution: "0")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(dispatch, "_device_lacks", lambda kernel: None)

@@ -72,6 +72,7 @@ def test_a_nan_of_one_token_changes_only_the_slots_that_it_reads(resident):
     np.testing.assert_array_equal(broken[others], expected[others])
 
 
+@pytest.mark.thorough
 def test_neither_the_sizes_of_chunks_and_blocks_nor_a_log_change_a_bit():
     arrays = arrays_with(RUNS["long and short"])
     # Powers of 2, because a CPU rounds a product and its sum once or twice, as it likes.

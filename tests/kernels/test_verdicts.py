@@ -18,13 +18,14 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "fwpkm_jax" / "kernel_checks"
 
 
-def apart(check, **options):
-    return verdicts.run_apart(check, "gpu", "cpu", **options)
+def named(check):
+    return f"{planted.__name__}:{check.__name__}"
 
 
 def test_a_check_that_hangs_is_ended():
     began = time.perf_counter()
-    assert apart(planted.hangs, limit_s=0.5) == Verdict("no answer after 0.5 s")
+    found = verdicts.run_apart(named(planted.hangs), "gpu", "cpu", limit_s=0.5)
+    assert found == Verdict("no answer after 0.5 s")
     assert time.perf_counter() - began < 30
 
 
@@ -35,7 +36,7 @@ def test_a_hopper_gpu_uses_what_agrees_and_says_why_it_leaves_the_rest(monkeypat
     monkeypatch.setattr(dispatch, "platform", lambda: "gpu")
 
     def chosen(check):
-        operation = dispatch.Operation(check.__name__, lambda kernel: None, check=check)
+        operation = dispatch.Operation(check.__name__, lambda kernel: None, check=named(check))
         return operation.choose("auto")
 
     reasons: dict[Any, str] = {
@@ -62,14 +63,14 @@ def test_a_hopper_gpu_uses_what_agrees_and_says_why_it_leaves_the_rest(monkeypat
         raise AssertionError("checked again")
 
     for check in (planted.agrees, planted.differs, planted.dies):
-        assert verdicts.verdict(check, "gpu", kind, again).failure == reasons.get(check)
+        assert verdicts.verdict(named(check), "gpu", kind, again).failure == reasons.get(check)
     for kernel, other in [("gpu", "another GPU"), ("tpu", kind)]:
         with pytest.raises(AssertionError, match="checked again"):
-            verdicts.verdict(planted.agrees, kernel, other, again)
+            verdicts.verdict(named(planted.agrees), kernel, other, again)
     with monkeypatch.context() as patch:
         patch.setattr(verdicts, "_content", lambda: "a kernel was edited")
         with pytest.raises(AssertionError, match="checked again"):
-            verdicts.verdict(planted.agrees, "gpu", kind, again)
+            verdicts.verdict(named(planted.agrees), "gpu", kind, again)
 
 
 def test_a_check_apart_notices_another_device(tmp_path, monkeypatch):
@@ -77,7 +78,7 @@ def test_a_check_apart_notices_another_device(tmp_path, monkeypatch):
     for name in ("json", "jax", "pallas_kernels"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
-    found = verdicts.run_apart(planted.agrees, "gpu", "NVIDIA H100")
+    found = verdicts.run_apart(named(planted.agrees), "gpu", "NVIDIA H100")
     assert found == Verdict("the check's process found a cpu", lasting=False)
 
 
@@ -93,4 +94,4 @@ def test_nothing_is_kept_of_a_check_without_a_name_or_where_no_file_can_be_writt
     assert verdicts.verdict(lambda kernel: None, "gpu", "cpu", run) == Verdict(None)
     assert not cache.exists()
     cache.parent.write_text("")  # A file where the folder should be.
-    assert verdicts.verdict(planted.agrees, "gpu", "cpu", run) == Verdict(None)
+    assert verdicts.verdict(named(planted.agrees), "gpu", "cpu", run) == Verdict(None)

@@ -104,7 +104,7 @@ def test_bfloat16_activations_leave_a_float32_memory_and_finite_gradients():
     chex.assert_tree_all_finite(jax.tree.leaves(gradients(params, x)))
 
 
-@pytest.mark.by_default("none")
+@pytest.mark.thorough
 @pytest.mark.parametrize("query_norm", ["none", "l2"])
 def test_queries_that_stay_in_bfloat16_change_no_bit(query_norm, monkeypatch):
     config = dataclasses.replace(CONFIG, query_norm=query_norm)

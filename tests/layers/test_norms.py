@@ -95,6 +95,7 @@ def test_norms_folded_into_kernels_give_the_same_maps_and_gradients_up_to_roundi
         assert error < ratio, name
 
 
+@pytest.mark.thorough
 def test_maps_with_low_rank_updates_are_not_folded():
     maps, x = Maps(jnp.float32), jax.random.normal(jax.random.key(1), (2, 9, 16))
     low_rank = LoRALinear(maps.linears[0], LoRAConfig(maps=("x",), rank=2), rngs=nnx.Rngs(0))

@@ -296,7 +296,7 @@ def test_forks_and_deletes_wait_for_each_other(monkeypatch, model, state):
     with a_store("memory", monkeypatch) as folder:
         memories.save(folder, "alice", state, model=model)
         held = Lock(Store(folder), name="bases/lock")
-        monkeypatch.setattr(places, "_LONGEST_WAIT", 0.0)
+        monkeypatch.setattr(lock, "LONGEST_WAIT", 0.0)
         for call in (
             lambda: memories.fork(folder, "alice", "bob"),
             lambda: memories.restore(folder, "bob", "alice"),
@@ -305,7 +305,7 @@ def test_forks_and_deletes_wait_for_each_other(monkeypatch, model, state):
             with pytest.raises(RunInUseError, match=r"What memories in .* share is in use"):
                 call()
         memories.save(folder, "alice", state, model=model)
-        monkeypatch.setattr(places, "_LONGEST_WAIT", 60.0)
+        monkeypatch.setattr(lock, "LONGEST_WAIT", 60.0)
         waiting = threading.Timer(0.5, held.release)
         waiting.start()
         memories.fork(folder, "alice", "bob")

@@ -27,7 +27,7 @@ def test_caches_that_no_machine_holds_are_refused_before_they_are_made(changes, 
 
 
 def test_a_large_cache_that_fits_is_made(monkeypatch):
-    monkeypatch.setattr("fwpkm_jax.models.stream_size._device_bytes", lambda: 100)
+    monkeypatch.setattr("fwpkm_jax.models.stream_size.device_bytes", lambda devices: 100)
 
     def build(size):
         return {"layer_0": jnp.zeros(size, jnp.int8)}

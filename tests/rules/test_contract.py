@@ -68,6 +68,10 @@ def test_documents_of_a_row_are_read_and_written_as_alone(rule, name):
     "lightning",
     "hgrn2",
     "retnet",
+    "sdm_heads1",
+    "falcon2",
+    "falcon3",
+    "gated_slot_attention",
 )
 @pytest.mark.by_default("gated_deltanet")
 @pytest.mark.parametrize("rule", MATRIX_VARIANTS.values(), ids=MATRIX_VARIANTS)

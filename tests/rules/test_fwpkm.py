@@ -150,6 +150,7 @@ def automatic_step(rule, memory, chunk):
     return apply(memory.keys, d_keys), apply(memory.values, d_values)
 
 
+@pytest.mark.by_default("{'write_clip': 0.05}")
 @pytest.mark.by_default(
     "{'write_clip': 0.05}",
     "{'weight_decay': 0.1, 'learning_rate': 0.3}",

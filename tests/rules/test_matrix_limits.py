@@ -61,6 +61,7 @@ def test_without_decay_gated_deltanet_is_deltanet():
     assert_same(GatedDeltaNet().run(kept), DeltaNet().run(tokens._replace(log_decay=None)))
 
 
+@pytest.mark.thorough
 def test_without_a_turn_and_a_second_write_mamba_3_is_mamba_2():
     tokens = tokens_of(Mamba2())
     alone = jnp.pad(tokens.strength[..., None], [(0, 0)] * 3 + [(0, 3)])
@@ -95,6 +96,7 @@ def test_gated_deltanet_2_with_one_number_for_both_gates_is_kda():
     assert_same(GatedDeltaNet2().run(tokens._replace(strength=both)), KDA().run(tokens))
 
 
+@pytest.mark.by_default("kda")
 @pytest.mark.parametrize(
     ("rule", "plain"),
     [
@@ -222,6 +224,7 @@ def test_omega_writes_each_error_of_its_window_anew_and_a_window_of_one_is_a_del
         np.testing.assert_allclose(found[0, at, 0], query[at] @ matrix, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.by_default("2", "3a")
 @pytest.mark.parametrize(
     ("rule", "window", "error"),
     [
@@ -421,6 +424,7 @@ def test_normalised_reads_are_weighted_means_of_the_values():
         np.testing.assert_allclose(rule.run(tokens._replace(value=same)).output, same, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_longhorn_leaves_the_memory_where_its_objective_is_least():
     tokens = tokens_of(Longhorn(), batch=1, length=1, heads=1)
     key, value, strength = 3 * tokens.key[0, 0, 0], tokens.value[0, 0, 0], 0.7
@@ -493,6 +497,7 @@ def test_raven_writes_the_best_slots_of_its_router_and_keeps_the_others():
     assert np.min(np.abs(change[[1, 3]])) > 1e-3
 
 
+@pytest.mark.thorough
 @jax.enable_x64(False)
 def test_gated_rfa_writes_the_right_share_near_1_token_by_token_and_in_chunks():
     tokens = cast(sample_tokens(GatedRFA()), jnp.float32)

@@ -7,8 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.rules import SDM
+from fwpkm_jax.core.slots.options.overlay import private_tables
+from fwpkm_jax.core.streams.streaming import read_sequences
+from fwpkm_jax.rules import SDM, SDMMemory
+from fwpkm_jax.rules.matrix.sdm_heads import SDMHeads
 from fwpkm_jax.testing.rule_case import sample_signals
+from tests.rules.matrix_sampling import cast, sample_tokens
 from tests.rules.sampling import to_sequence
 
 RULE = SDM.tiny()
@@ -39,7 +43,7 @@ def test_a_write_of_full_strength_replaces_what_the_token_reads_where_it_writes(
     assert set(np.flatnonzero(touched)) == set(np.asarray(step.access.slot_ids).ravel())
 
 
-@pytest.mark.by_default("option1")
+@pytest.mark.thorough("option1")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("option", [{"decay": "none"}, {"decay": "weighted"}, {"temperature": 0.3}])
 def test_options_change_what_is_written_in_a_pass_as_in_steps(option):
@@ -52,6 +56,59 @@ def test_options_change_what_is_written_in_a_pass_as_in_steps(option):
     assert_close((out.memory, out.output[0]), (step.memory, step.output))
     plain = RULE.run(memory, sequence, chunk_size=4)
     assert not np.allclose(plain.memory.values, out.memory.values, atol=1e-6)
+
+
+def test_users_who_share_a_base_read_and_write_as_with_tables_of_their_own():
+    """Bit for bit, and only slots that a user writes take room; what finds none makes reads NaN."""
+    rule = dataclasses.replace(RULE, num_reads=4)  # Reads also of slots that nobody writes.
+    sequence = to_sequence(rule, sample_signals(rule, length=6), chunk_size=6, dtype=jnp.float32)
+    users = jax.tree.map(lambda x: x[:, None], sequence._replace(cut=None))
+    base = jax.random.normal(jax.random.key(1), (1, rule.num_slots, rule.value_dim))
+    private = SDMMemory(jnp.repeat(base, 2, axis=0))
+
+    @jax.jit
+    def twice(memory):
+        first = rule.run_groups(memory, users, chunk_size=6)
+        second = rule.run_groups(first.memory, users, chunk_size=6)
+        read, _ = read_sequences(rule.read, second.memory, users.query)
+        return second.memory, first.output, second.output, read
+
+    def overlay(capacity):
+        return rule.overlay(private, SDMMemory(base), capacity=capacity)
+
+    memory, *outputs = twice(private)
+    shared, *read = twice(overlay(16))
+    jax.tree.map(np.testing.assert_array_equal, read, outputs)
+    np.testing.assert_array_equal(private_tables(shared.values), memory.values)
+    changed = np.any(np.asarray(memory.values != base), axis=-1).sum(axis=1)
+    np.testing.assert_array_equal(shared.values.used, changed)
+    assert changed.min() < 16
+    lost, *_, last = twice(overlay(int(changed.min()) - 1))
+    assert np.all(np.asarray(lost.values.lost) > 0)
+    assert np.all(np.isnan(last))
+
+
+@pytest.mark.usefixtures("float64")
+def test_documents_of_heads_begin_with_the_table_they_are_given_gradients_included():
+    """In chunks as token by token; the second row begins with a document that goes on."""
+    rule, starts = SDMHeads(chunk_size=4), np.zeros((2, 9), bool)
+    starts[0, [0, 1, 6]] = starts[1, [3, 4]] = True
+    tokens = cast(sample_tokens(rule, batch=2, length=9), jnp.float64)
+    (_, _, heads, key), value = tokens.key.shape, tokens.value.shape[-1]
+    rng, empty = np.random.default_rng(0), rule.init(2, heads, key, value, dtype=jnp.float64)
+    tables = [jnp.asarray(rng.normal(size=x.shape)) for x in (empty, empty[0], tokens.value)]
+
+    def results(form):
+        def loss(state, fresh, tokens):
+            out = form(tokens, state, jnp.asarray(starts), fresh=fresh)
+            return jnp.sum(out.output * tables[2]) + jnp.sum(jnp.sin(out.final_state)), out
+
+        given = *tables[:2], tokens
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(*given)
+
+    ours, theirs = results(rule.run), results(rule.recurrent)
+    assert_close(ours, theirs)
+    assert all(np.any(np.asarray(x) != 0) for x in jax.tree.leaves(theirs[1][:2]))
 
 
 def test_a_head_finds_no_more_slots_than_there_are_rows():

@@ -119,7 +119,7 @@ def _counted(calls, name):
     return call
 
 
-@pytest.mark.by_default("memory")
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_programs_in_a_bucket_are_found_by_another_machine(kind, machine, monkeypatch):
     compiled = []
@@ -196,7 +196,7 @@ def test_a_bucket_that_cannot_be_read_or_written_costs_one_warning(
     with a_store("memory", monkeypatch) as address:
         monkeypatch.setenv("FWPKM_JAX_CACHE", address)
 
-        def fail(self, *_):
+        def fail(self, *_, **__):
             raise StoreError(f"{self} is away.")
 
         monkeypatch.setattr(Store, lost, fail)

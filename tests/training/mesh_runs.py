@@ -41,7 +41,7 @@ from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.remat import Remat
-from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.rules import SDM, FwPKM
 from fwpkm_jax.rules.fwpkm import FwPKMInfo
 from fwpkm_jax.run.train import train as run_loop
 from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -184,6 +184,13 @@ def turns_model() -> ModelConfig:
     )
 
 
+def delta_model() -> ModelConfig:
+    """A memory that the delta rule writes token by token, with a learned start."""
+    small = small_model()
+    rule = SDM(num_subkeys=SUBKEYS, value_dim=8, num_writes=4, num_reads=4, first_table="learned")
+    return dataclasses.replace(small, fast_weight=dataclasses.replace(small.fast_weight, rule=rule))
+
+
 def many_slots() -> ModelConfig:
     """16.8 million narrow slots."""
     rule = FwPKM(num_subkeys=4096, key_dim=8, value_dim=4, top_k=4)
@@ -250,6 +257,8 @@ RUNS = {
     "one_columns": Run(_mesh(1, 2, 2, "columns", sequence=2), 4, updated_model),
     "turns": Run(_mesh(1, 1, 1), 8, turns_model, documents=True),
     "turns_two": Run(_mesh(2, 2, 1, sequence=2), 8, turns_model, documents=True, remat="block"),
+    "delta": Run(_mesh(1, 1, 1), 8, delta_model, lifetime="batch"),
+    "delta_columns": Run(_mesh(2, 1, 2, "columns"), 8, delta_model, lifetime="batch"),
     "ema": Run(_mesh(1, 1, 1), 2, optimizer=_EMA),
     "ema_two": Run(_mesh(1, 2, 1), 2, optimizer=_EMA),
     "free": Run(_mesh(1, 1, 1), 2, optimizer=_FREE),

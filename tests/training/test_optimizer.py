@@ -328,7 +328,7 @@ def test_the_moving_average_is_the_sum_that_its_decay_gives():
         params = optax.apply_updates(params, updates)
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * np.asarray(params["w"][...], np.float64)
-    average = ema_weights(params, state, ema_names(params, ema=config.ema))
+    average = ema_weights(params, named_leaves(state), ema_names(params, ema=config.ema))
     np.testing.assert_allclose(average["w"][...], expected, rtol=1e-5)
     assert average["w"][...].dtype == jnp.float32
     np.testing.assert_array_equal(average["mean"][...], params["mean"][...])
@@ -409,7 +409,7 @@ def test_evaluation_and_export_read_the_moving_average_of_a_run(tmp_path):
     result = train_steps(whole, 10)
     state = result.state
     names = ema_names(state.params, ema=0.8)
-    expected = named_leaves(ema_weights(state.params, state.opt_state, names))
+    expected = named_leaves(ema_weights(state.params, named_leaves(state.opt_state), names))
     trained, averaged = (
         load_run(tmp_path / "run", weights=weights) for weights in ("trained", "ema")
     )

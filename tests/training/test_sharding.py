@@ -40,6 +40,7 @@ SLOW = {
     "family": ("family_data", "family_tensor"),
     "documents": ("documents_tensor",),
     "imported": ("imported_fsdp", "imported_tensor"),
+    "delta": ("delta_columns",),
     "parts": ("parts_eight", "parts_data", "parts_tensor"),
 }
 

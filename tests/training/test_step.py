@@ -1,5 +1,6 @@
 """One training step against the same sums written out."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,6 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
+from fwpkm_jax.rules import SDM
 from fwpkm_jax.training.averages import gradient_weights
 from fwpkm_jax.training.losses import address_loss, weighted_loss
 from fwpkm_jax.training.micro_batches import broadcast_memory, check_split, split_batch
@@ -94,6 +96,35 @@ def test_step_follows_the_gradient_of_the_slow_weights_alone(per_sequence):
     assert_trees_close(
         new.params, jax.tree.map(jnp.subtract, state.params, grads), rtol=1e-4, atol=1e-6
     )
+
+
+def test_the_memory_of_a_state_is_the_start_that_a_step_has_trained():
+    rule = SDM(num_subkeys=4, value_dim=8, num_writes=2, num_reads=2, first_table="learned")
+    fast_weight = dataclasses.replace(MODEL.fast_weight, rule=rule)
+    model = dataclasses.replace(MODEL, fast_weight=fast_weight)
+    memory = MemoryConfig(groups=4, lifetime="batch")
+    with pytest.raises(ValueError, match="lifetime='carried' with first_table='learned'"):
+        init_state(model, memory=MemoryConfig(groups=4), optimizer=OPTIMIZER, seed=0)
+
+    @jax.jit
+    def begin():
+        return init_state(model, memory=memory, optimizer=OPTIMIZER, seed=0)
+
+    step = make_train_step(
+        model_graph(model),
+        OPTIMIZER,
+        schedule=optax.constant_schedule(1.0),
+        micro_batches=2,
+        memory=memory,
+    )
+    before, after = begin(), step(begin(), sample_batch())[0]
+    tables = [
+        nnx.merge(model_graph(model), state.params).blocks[1].memory.first_values[...]
+        for state in (before, after)
+    ]
+    for state, table in zip((before, after), tables, strict=True):
+        np.testing.assert_array_equal(state.memory["layer_1"].values, table[None])
+    assert np.sum(np.any(tables[0] != tables[1], axis=1)) > 1
 
 
 @pytest.mark.thorough

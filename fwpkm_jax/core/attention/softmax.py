@@ -87,9 +87,6 @@ def masked_attention(
 
     Args:
       query: `[batch, queries, heads, head]`; scores are scaled by `head ** -0.5`.
-      key: `[batch, keys, kv_heads, head]`.
-      value: `[batch, keys, kv_heads, head]`.
-      query_positions: `[batch, queries]`.
       key_positions: `[batch, keys]`, -1 for keys to hide.
       window: positions seen, the query's own included; None for all up to the query's.
       num_persistent: number of first keys that stand before every document. Those at position -1
@@ -191,8 +188,6 @@ def cudnn_attention(
 
     Args:
       query: `[batch, length, heads, head]`, bfloat16 or float16.
-      key: `[batch, length, kv_heads, head]`.
-      value: `[batch, length, kv_heads, head]`.
       positions: 0, 1, 2, ... for real tokens, which come first; -1 behind them.
     """
     # cuDNN counts the tokens to the left, without the query's own.

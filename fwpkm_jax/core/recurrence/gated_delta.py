@@ -53,9 +53,6 @@ def recurrent_gated_delta_rule(
       initial_state: memory before the first token, `[batch, heads, key, value]`; None for empty.
       starts: `[batch, length]`, true at tokens before which the memory is set to 0; None: nowhere.
       scale: factor on the queries; None for `key ** -0.5`.
-
-    Returns:
-      Output `[batch, length, heads, value]` and the memory after the last token.
     """
     inputs = _prepare(query, key, value, log_decay, beta, initial_state, starts, scale)
 
@@ -87,13 +84,6 @@ def chunk_gated_delta_rule(
     Arguments and results are those of `recurrent_gated_delta_rule`; any length is accepted.
 
     Args:
-      query: `[batch, length, heads, key]`.
-      key: `[batch, length, heads, key]`.
-      value: `[batch, length, heads, value]`.
-      log_decay: `[batch, length, heads]`.
-      beta: `[batch, length, heads]`.
-      initial_state: `[batch, heads, key, value]` or None.
-      starts: `[batch, length]` or None.
       scale: factor on the queries; None for `key ** -0.5`.
       chunk_size: tokens per chunk; changes cost, and results only by rounding.
 

@@ -35,31 +35,23 @@ class SequenceAxis:
         pairs = [(source, (source + 1) % self.size) for source in range(self.size)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.name, pairs), tree)
 
-    def interleave_chunks(self, x: jax.Array, chunk_size: int, *, dim: int) -> jax.Array:
+    def interleave_chunks(self, x: jax.Array, chunk_size: int) -> jax.Array:
         """An equal share of each chunk of the whole sequence, in place of whole chunks.
 
         A device sends all of its tokens but the share that it keeps.
 
         Args:
-          x: this device's part, which holds whole chunks.
-          chunk_size: tokens of a chunk, a multiple of `size`.
-
-        Returns:
-          As many tokens as before, in chunks of `chunk_size // size`.
+          x: this device's part `[groups, members, length, ...]`, which holds whole chunks.
+          chunk_size: tokens of a chunk, a multiple of `size`; they become `chunk_size // size`.
         """
-        chunks = x.reshape(*x.shape[:dim], -1, chunk_size, *x.shape[dim + 1 :])
-        dealt = jax.lax.all_to_all(
-            chunks, self.name, split_axis=dim + 1, concat_axis=dim, tiled=True
-        )
+        chunks = x.reshape(*x.shape[:2], -1, chunk_size, *x.shape[3:])
+        dealt = jax.lax.all_to_all(chunks, self.name, split_axis=3, concat_axis=2, tiled=True)
         return dealt.reshape(x.shape)
 
-    def collect_chunks(self, x: jax.Array, chunk_size: int, *, dim: int) -> jax.Array:
+    def collect_chunks(self, x: jax.Array, chunk_size: int) -> jax.Array:
         """The inverse of `interleave_chunks`."""
-        share = chunk_size // self.size
-        shares = x.reshape(*x.shape[:dim], -1, share, *x.shape[dim + 1 :])
-        whole = jax.lax.all_to_all(
-            shares, self.name, split_axis=dim, concat_axis=dim + 1, tiled=True
-        )
+        shares = x.reshape(*x.shape[:2], -1, chunk_size // self.size, *x.shape[3:])
+        whole = jax.lax.all_to_all(shares, self.name, split_axis=2, concat_axis=3, tiled=True)
         return whole.reshape(x.shape)
 
     def sum_before(self, x: jax.Array) -> jax.Array:

@@ -18,7 +18,6 @@ def causal_convolution(
     """Each channel's own weighted sum over its last `width` inputs, in at least float32.
 
     Args:
-      x: `[batch, length, channels]`.
       before: the `width - 1` inputs before these, oldest first.
       weight: `[width, channels]`, oldest input first.
       documents: documents that have started up to each token, from 0; a token sees only the inputs

@@ -27,9 +27,6 @@ def flush(
       memory: leaves `[groups, ...]`.
       pending: tokens that wait.
       block: tokens of each sequence formed at a time.
-
-    Returns:
-      Memory and pending.
     """
 
     lookahead = rule.lookahead

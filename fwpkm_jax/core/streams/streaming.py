@@ -9,11 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunks import AnyChunk, Memory, map_memories
 from fwpkm_jax.core.streams import queue
-from fwpkm_jax.core.streams.documents import UnitSize, in_documents
 from fwpkm_jax.core.streams.pending import ChunkSize, Pending, Signals
 from fwpkm_jax.core.targets import WriteWeights, pair_weights, shift_left
-
-_UNIT = 64  # Tokens of a document that a memory which is written at once takes together.
 
 Read = Callable[[Memory, jax.Array], tuple[jax.Array, Any]]
 
@@ -102,33 +99,17 @@ def _write_at_once(
     documents: queue.NewDocuments | None,
 ) -> tuple[Memory, jax.Array, Any]:
     """The memory after a piece, and what its tokens read after their own writes."""
-    groups, _, length = signals.gate.shape
-    count = jnp.full((groups,), length, jnp.int32) if num_real is None else num_real
-
-    def within(memory: Memory, piece: Signals, count: jax.Array) -> tuple[Memory, Any]:
-        size = piece.gate.shape[2]
-        own = jnp.arange(size, dtype=jnp.int32)[None, None] < count[:, None, None]
-        real = ((piece.mask != 0) & own).astype(piece.gate.dtype)
-        weights = WriteWeights(piece.gate * real, jnp.ones_like(real), real)
-        chunk = rule.chunk(piece.query, piece.value, weights)
-        memory, output, access, _ = rule.run_groups(memory, chunk, chunk_size=size)
-        return memory, (output, access)
-
-    if documents is None:
-        memory, (output, access) = within(memory, signals, count)
-        return memory, output, access
-    memory, (output, access) = in_documents(
-        within,
-        memory,
-        documents.memory,
-        signals,
-        count=count,
-        starts=documents.starts,
-        # A document goes on from one unit to the next, so that units may have any size.
-        unit=UnitSize(min(length, _UNIT)),
-        position=jnp.zeros_like(count),
-    )
-    return memory, output, access
+    length, real = signals.gate.shape[2], signals.mask != 0
+    if num_real is not None:
+        own = jnp.arange(length, dtype=jnp.int32)[None] < num_real[:, None]
+        real = real & own[:, None]
+        if documents is not None:  # Behind the last real token nothing starts.
+            documents = documents._replace(starts=documents.starts & own)
+    real = real.astype(signals.gate.dtype)
+    weights = WriteWeights(signals.gate * real, jnp.ones_like(real), real)
+    chunk = rule.chunk(signals.query, signals.value, weights)
+    out = rule.run_groups(memory, chunk, chunk_size=length, documents=documents)
+    return out.memory, out.output, out.access
 
 
 def read_documents(

@@ -146,7 +146,13 @@ def prepare(
             )
         lock.check()
         publish(out)
-        manifest = _manifest(out, state)
+        manifest = {
+            "job": state["job"],
+            "read": state["read"],
+            "written": {name: state["written"][name] for name in ("entries", "tokens")},
+            "inputs": dict(sorted(state["inputs"].items())),
+            "outputs": {x.name: _checksum(LocalFile(str(x), x)) for x in final_files(out)},
+        }
         write_json(manifest_path, manifest)
         state_path.unlink()
     counts = manifest["written"]
@@ -258,16 +264,6 @@ def _shortfall(manifest: Manifest) -> str:
     return "; the source ended before " + " and ".join(
         f"{name}={limit:,}" for name, limit in limits.items()
     )
-
-
-def _manifest(out: Path, state: State) -> Manifest:
-    return {
-        "job": state["job"],
-        "read": state["read"],
-        "written": {name: state["written"][name] for name in ("entries", "tokens")},
-        "inputs": dict(sorted(state["inputs"].items())),
-        "outputs": {x.name: _checksum(LocalFile(str(x), x)) for x in final_files(out)},
-    }
 
 
 def _check_absent(out: Path) -> None:

@@ -1,7 +1,7 @@
 """A model with its memory as a model of lm-evaluation-harness; needs the extra `lm-eval`."""
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,8 @@ class HarnessModel(_Base):
         config = HarnessConfig() if config is None else config
         self._reader = BatchReader(model, memory, config, write=write)
         self._tokens, self._vocab_size = tokenizer, model.config.vocab_size
-        self._bos = _first_token(tokenizer)
+        # A `tokenizer.json` may name the token that starts a text.
+        self._bos: int | None = getattr(tokenizer, "special_id", lambda name: None)("bos_token")
         if config.add_bos and self._bos is None:
             raise ValueError(
                 "add_bos=True: the tokenizer names no token that starts a text; leave it out."
@@ -250,12 +251,6 @@ class HarnessModel(_Base):
     def _score(self, texts: Sequence[Text]) -> list[Any]:
         self.scored_tokens += sum(len(part.continuation) for text in texts for part in text.parts)
         return self._reader.log_likelihoods(texts)
-
-
-def _first_token(tokenizer: Tokenizer) -> int | None:
-    """The id of the token that starts a text, of a `tokenizer.json` that names one."""
-    special: Callable[[str], int | None] | None = getattr(tokenizer, "special_id", None)
-    return None if special is None else special("bos_token")
 
 
 def _cut(text: str, until: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fwpkm_jax.evaluation.interface import Passes
 from fwpkm_jax.evaluation.readers.batch_reader import ReadingOptions
-from fwpkm_jax.literals import Bound, Count, Natural, check_fields
+from fwpkm_jax.literals import Bound, Count, Natural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,6 @@ class HarnessConfig(ReadingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self)
         if self.question_from == "":
             raise ValueError("question_from='' begins no question; give its first words.")
         if self.question_from is None and (self.readings > 1 or self.attention == "question"):

@@ -64,6 +64,7 @@ def evaluate(
         factor = config.factor(words)
         stretched = with_yarn(model, factor=factor, original_length=config.yarn_original_length)
         prompts = [encode_prompt(sample, tokenizer) for sample in asked]
+        lengths = [len(prompt.haystack) for prompt in prompts]
         scored += len(config.readings) * sum(prompt.digits for prompt in prompts)
         reader = open_reader(stretched, subject, prompts, config, tokenizer)
         for readings in config.readings:
@@ -77,7 +78,11 @@ def evaluate(
                     "readings": readings,
                     "sample_seed": seed,
                     "yarn_factor": factor,
-                    "token_length": _spread([len(p.haystack) for p in prompts]),
+                    "token_length": {
+                        "min": min(lengths),
+                        "mean": float(np.mean(lengths)),
+                        "max": max(lengths),
+                    },
                     **score_answers(asked, answers),
                 }
             )
@@ -113,10 +118,6 @@ def describe_chunks(model: ModelConfig, config: NeedleConfig) -> str | int:
     if config.chunk_size == "model":
         return model.fast_weight.chunk_size
     return config.chunk_size
-
-
-def _spread(lengths: Sequence[int]) -> dict[str, float]:
-    return {"min": min(lengths), "mean": float(np.mean(lengths)), "max": max(lengths)}
 
 
 NEEDLE = Evaluation(

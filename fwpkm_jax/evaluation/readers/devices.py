@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from fwpkm_jax.layers.partition import BATCH, HEADS, SEQUENCE, Partition
@@ -47,16 +46,6 @@ def check_one_stream(partition: Partition | None, what: str) -> None:
             f"mesh.memory={partition.memory!r}: {what} keeps the memory whole on every device; set "
             "mesh.memory=independent."
         )
-
-
-def num_sharing(partition: Partition | None) -> int:
-    """How many devices share the tokens of a piece, whose length must be a multiple of it."""
-    return 1 if partition is None else partition.size(SEQUENCE, HEADS)
-
-
-def padding_mask(size: int, *, real: int) -> np.ndarray | None:
-    """`[1, size]`, 1 for the first `real` tokens and 0 for padding; None if all are real."""
-    return None if real >= size else (np.arange(size)[None] < real).astype(np.float32)
 
 
 class Rows(NamedTuple):

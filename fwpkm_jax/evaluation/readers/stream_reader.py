@@ -17,13 +17,11 @@ from fwpkm_jax.evaluation.readers.devices import (
     check_one_stream,
     memory_on_devices,
     model_on_devices,
-    num_sharing,
-    padding_mask,
 )
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, not_finite
 from fwpkm_jax.evaluation.readers.segments import cut_into_pieces, pad_into_pieces, piece_sizes
-from fwpkm_jax.layers.partition import Partition
+from fwpkm_jax.layers.partition import HEADS, SEQUENCE, Partition
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 
@@ -124,7 +122,9 @@ class StreamReader:
         elif self.chunk_size != "flush":
             capacity = self.chunk_size
         self._capacity = capacity
-        self._sizes = piece_sizes(piece_length, devices=num_sharing(partition))
+        # Devices that share the tokens of a piece divide its length.
+        devices = 1 if partition is None else partition.size(SEQUENCE, HEADS)
+        self._sizes = piece_sizes(piece_length, devices=devices)
         # A frozen memory is not written with padding, so that the rest of a text may be one piece.
         self._cut = cut_into_pieces if write else pad_into_pieces
         self._graphdef, self._params = nnx.split(model)
@@ -184,10 +184,14 @@ class StreamReader:
             inputs, answers = _padded(tokens[part], size), None
             if labels is not None:
                 answers = _padded(labels[part], size)
-            piece = inputs, answers, padding_mask(size, real=len(tokens) - at)
+            real, mask = len(tokens) - at, None
+            if real < size:
+                mask = (np.arange(size)[None] < real).astype(np.float32)
             at += size
             reading, self._stream = _read_piece(
-                self._graphdef, self._params, self._stream, *piece, **self._options
+                *(self._graphdef, self._params, self._stream),
+                *(inputs, answers, mask),
+                **self._options,
             )
             pieces.append(reading)
         self._last = Reading(pieces, len(tokens), last=len(tokens) - (at - sizes[-1]) - 1)

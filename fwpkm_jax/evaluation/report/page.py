@@ -73,7 +73,9 @@ def write_report(run: str | Path) -> Path:
             sections.append(_training(run, Path(folder)))
     sections.append(_provenance(run, found))
     with _showing(run / "config.json", otherwise=_COPY):
-        sections.append(_configuration(config))
+        table = html.table(["option", "value"], list(map(list, _flat(config))), kind="pairs")
+    options = f"<details><summary>Every option of the run</summary>{table}</details>"
+    sections.append(_section("Configuration", [options], []))
     page = html.page(f"Run {run.resolve().name}", *sections, style=_STYLE)
     return html.save_page(page, own_folder(run / "results") / "report.html")
 
@@ -226,15 +228,6 @@ def _provenance(run: Path, records: Mapping[Path, dict[str, Any]]) -> str:
             f"{html.table(['', ''], rows, kind='pairs')}</details>"
         )
     return _section("Where the numbers come from", tables, [])
-
-
-def _configuration(config: Mapping[str, Any]) -> str:
-    rows = [[name, value] for name, value in _flat(config)]
-    options = (
-        "<details><summary>Every option of the run</summary>"
-        f"{html.table(['option', 'value'], rows, kind='pairs')}</details>"
-    )
-    return _section("Configuration", [options], [])
 
 
 def _flat(values: Any, prefix: str = "") -> list[tuple[str, str]]:

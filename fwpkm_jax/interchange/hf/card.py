@@ -15,6 +15,7 @@ from fwpkm_jax.run import WhichWeights
 
 CARD = "README.md"
 """The file that the hub shows as a model's page."""
+_COMMANDS = "```bash\nfwpkm import hf {name} runs/model\nfwpkm eval runs/model\n```"
 
 
 def model_card(
@@ -65,9 +66,9 @@ def model_card(
     metrics = [x for _, record in _known(run) for x in _metrics(record)]
     if metrics:
         head["model-index"] = [{"name": name.split("/")[-1], "results": metrics}]
-    others = ""
+    others = "The package is fwpkm_jax, with its extra `hf`."
     if has_memory and not in_pytorch:
-        others = (
+        others += (
             " The memories are a file of their own, which the transformers library does not read: "
             "it loads the model without them."
         )
@@ -80,7 +81,7 @@ def model_card(
         "---",
         f"# {name.split('/')[-1]}",
         f"{model} {task}",
-        *(() if is_hybrid else _commands(name, others)),
+        *(() if is_hybrid else (_COMMANDS.format(name=name), others)),
         *(_use(name, has_tokenizer) if in_pytorch else ()),
         "## Results",
         *_results(run, step, weights),
@@ -98,12 +99,6 @@ def _origin(imported: Path | None) -> tuple[str, str] | None:
     values = read_json(imported / HUB, kind=dict)
     with reading(imported / HUB):
         return str(values["name"]), str(values["revision"])
-
-
-def _commands(name: str, others: str) -> tuple[str, str]:
-    """How this package reads the model."""
-    commands = f"```bash\nfwpkm import hf {name} runs/model\nfwpkm eval runs/model\n```"
-    return commands, f"The package is fwpkm_jax, with its extra `hf`.{others}"
 
 
 def _use(name: str, has_tokenizer: bool) -> list[str]:

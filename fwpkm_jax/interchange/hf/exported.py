@@ -4,12 +4,11 @@ import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import ml_dtypes
 import numpy as np
 
 from fwpkm_jax.config import Experiment, read_experiment
@@ -18,8 +17,8 @@ from fwpkm_jax.data.tokenizers import BYTES, MISTRAL_V1, load_tokenizer, mistral
 from fwpkm_jax.interchange.hf.card import CARD, model_card
 from fwpkm_jax.interchange.hf.described import changes, config_text
 from fwpkm_jax.interchange.hf.families import FAMILIES
-from fwpkm_jax.interchange.hf.hub import check_push, push_folder
-from fwpkm_jax.interchange.hf.imported import HUB, KEPT, MOST_SMALL, SMALL_FILES, TENSORS
+from fwpkm_jax.interchange.hf.hub import MOST_SMALL, check_push, push_folder
+from fwpkm_jax.interchange.hf.imported import HUB, KEPT, SMALL_FILES, TENSORS
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
 from fwpkm_jax.interchange.hf.pytorch import (
@@ -34,7 +33,7 @@ from fwpkm_jax.interchange.hf.settings import model_config
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.io.atomic import check_new, new_folder, replacing, write_json
-from fwpkm_jax.io.safetensors import write_tensors
+from fwpkm_jax.io.safetensors import DTYPES, write_tensors
 from fwpkm_jax.io.untrusted import OutsideFileError, read_bytes, read_json, refuse_link
 from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.memories.saved import fingerprint
@@ -43,12 +42,6 @@ from fwpkm_jax.storage.addresses import read_small, scheme_of
 from fwpkm_jax.training.runs.mirror import run_folder
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
-_DTYPES: Mapping[str, Any] = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-}
 
 
 def export_model(
@@ -80,9 +73,6 @@ def export_model(
       most_bytes: of one file.
       name: `owner/name` on the hub, for the folder's card; None: the folder's own name.
       license_name: of the model, such as `apache-2.0`, for the card; None: it has none.
-
-    Returns:
-      The folder.
 
     Raises:
       FileExistsError: the folder exists.
@@ -126,11 +116,11 @@ def export_model(
                 for x, array in zip(
                     part.names, part.unpack(np.asarray(named[name]), shapes), strict=True
                 ):
-                    dtype = _DTYPES[original[x]["dtype"]] if original else array.dtype
+                    dtype = DTYPES[original[x]["dtype"]] if original else array.dtype
                     yield x, np.ascontiguousarray(array, dtype)
             if HEAD in original and model.tie_embeddings:
                 embedding = np.asarray(named["params/embedding"])
-                yield HEAD, np.ascontiguousarray(embedding, _DTYPES[original[HEAD]["dtype"]])
+                yield HEAD, np.ascontiguousarray(embedding, DTYPES[original[HEAD]["dtype"]])
 
         ours = {name: np.asarray(x) for name, x in named.items() if name not in found}
         if ours:

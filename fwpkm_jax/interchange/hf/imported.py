@@ -7,7 +7,7 @@ from pathlib import Path
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import AbstractDataConfig, RecallData, TextData, sample
 from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, load_tokenizer
-from fwpkm_jax.interchange.hf.hub import HubFolder, fetch_folder, is_hub_name
+from fwpkm_jax.interchange.hf.hub import MOST_SMALL, NAME, HubFolder, fetch_folder
 from fwpkm_jax.interchange.hf.layout import plain_name
 from fwpkm_jax.interchange.hf.model_folder import (
     HEAD,
@@ -37,8 +37,6 @@ SMALL_FILES = (
     *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
     "generation_config.json",
 )
-MOST_SMALL = 2**27
-"""Bytes of a tokenizer."""
 
 
 def import_model(
@@ -65,9 +63,6 @@ def import_model(
       mesh: devices that the weights are read onto; the run's own.
       revision: of a model on the hub: branch, tag or commit; None: the main branch.
       files: the tensors, where they are not in the folder.
-
-    Returns:
-      The run's directory.
 
     Raises:
       FileNotFoundError: a file is missing.
@@ -116,7 +111,7 @@ def fetched(
     Raises:
       ValueError: a revision is given for a path. See also `fetch_folder`.
     """
-    if is_hub_name(source):
+    if NAME.fullmatch(str(source)) and not Path(source).exists():
         found = fetch(str(source), revision=revision)
         say(f"Fetched {found.name} at {found.revision}.")
         return found.folder, {"name": found.name, "revision": found.revision}

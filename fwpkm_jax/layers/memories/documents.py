@@ -21,7 +21,7 @@ from fwpkm_jax.core.sequence.halo import halo_exchange
 from fwpkm_jax.core.sequence.sequential import sequential_pass
 from fwpkm_jax.core.streams.cuts import select
 from fwpkm_jax.core.streams.documents import UnitSize, in_documents
-from fwpkm_jax.core.streams.pending import Signals
+from fwpkm_jax.core.streams.pending import NewDocuments, Signals
 from fwpkm_jax.core.streams.streaming import read_sequences
 from fwpkm_jax.core.targets import Pairing, shift_left
 from fwpkm_jax.layers.partition import BATCH, Partition
@@ -104,6 +104,8 @@ def run_documents(
         of each row, it waits for the memory of the device before, see `_read_part`.
     """
     axis = None if partition is None else partition.sequence
+    if rule.reads_own_writes:
+        chunk_size = 1  # Each token is a write of its own, and no device waits for a chunk's rest.
     places: Any = functools.partial(_places, chunk_size=chunk_size, axis=axis)
     read: Any = functools.partial(_read_part, rule, chunk_size=chunk_size, axis=axis)
     if partition is not None:
@@ -201,6 +203,14 @@ def _read_rows(
       fresh: before each document, leaves `[batch, ...]`.
       chunk_size: tokens of a document between two writes.
     """
+    if rule.reads_own_writes:
+        length = rows.starts.shape[1]
+        own = jnp.arange(length, dtype=jnp.int32)[None] < rows.num_tokens[:, None]
+        documents = NewDocuments(rows.starts & own, fresh)  # Behind the last token nothing starts.
+        chunk = rule.chunk(*jax.tree.map(lambda x: x[:, None], rows.tokens))
+        run: Any = rule.run_groups  # Such a rule's takes documents.
+        out = run(memory, chunk, chunk_size=length, documents=documents)
+        return out.memory, *jax.tree.map(lambda x: x[:, 0], (out.output, out.access))
 
     def within(memory: Memory, piece: Any, count: jax.Array) -> tuple[Memory, Any]:
         query, target, weights = jax.tree.map(lambda x: x[:, 0], piece)
@@ -227,10 +237,7 @@ def _read_rows(
         starts=rows.starts,
         unit=UnitSize(chunk_size),
         position=rows.position,
-        # Where tokens read their own writes, a short document is written, too.
-        alone=None
-        if rule.reads_own_writes
-        else lambda tokens: read_sequences(rule.read, fresh, tokens[0]),
+        alone=lambda tokens: read_sequences(rule.read, fresh, tokens[0]),
     )
     output, access = jax.tree.map(lambda x: x[:, 0], read)
     return memory, output, access

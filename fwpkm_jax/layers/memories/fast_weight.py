@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
-from fwpkm_jax.core.checks import check_arrays, check_key, check_rngs
+from fwpkm_jax.core.checks import check_arrays, check_key
 from fwpkm_jax.core.chunks import (
     Memory,
     merge_groups,
@@ -39,7 +39,7 @@ from fwpkm_jax.layers.memories.checks import (
 )
 from fwpkm_jax.layers.memories.config import FastWeightConfig
 from fwpkm_jax.layers.norms import RMSNorm, can_fold, normed_maps, normed_mix_map
-from fwpkm_jax.layers.parameters import declare_linear
+from fwpkm_jax.layers.parameters import linear_map, parameter
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.rules.base import check_memory
 
@@ -115,35 +115,32 @@ class FastWeight(nnx.Module):
           dtype: of the activations; None follows the input.
           rngs: for the initial weights.
         """
-        check_rngs(rngs)
         rule = config.rule
         self.config = config
-
-        def linear(inputs: int, outputs: int, *axes: str | None, bias: float = 0.0) -> nnx.Linear:
-            # Not split along heads: all devices of a sequence find its slots.
-            return nnx.Linear(
-                inputs,
-                outputs,
-                dtype=dtype,
-                kernel_init=nnx.initializers.normal(init_std),
-                bias_init=nnx.initializers.constant(bias),
-                rngs=rngs,
-                **declare_linear(*axes),
-            )
+        # Not split along heads: all devices of a sequence find its slots.
+        options: dict[str, Any] = {"init_std": init_std, "use_bias": True, "dtype": dtype}
+        linear = functools.partial(linear_map, **options, rngs=rngs)
 
         def norm(features: int) -> RMSNorm:
             return RMSNorm(features, eps=norm_eps)
 
         self.query_norm = norm(model_dim)
-        self.query_proj = linear(model_dim, rule.num_heads * rule.key_dim, "embed")
+        self.query_proj = linear(model_dim, rule.num_heads * rule.key_dim)
         self.value_norm = norm(model_dim)
-        self.value_proj = linear(model_dim, rule.value_dim, "embed")
+        self.value_proj = linear(model_dim, rule.value_dim)
         # Drawn in any case, so that later weights are the same with and without a gate.
-        gate = norm(model_dim), linear(model_dim, _GATE_WIDTH, "embed", bias=config.gate_bias)
+        bias = nnx.initializers.constant(config.gate_bias)
+        gate = norm(model_dim), linear(model_dim, _GATE_WIDTH, bias_init=bias)
         self.gate_norm, self.gate_proj = gate if config.has_gate else (None, None)
         # Of the mix of read and value, in the width of the memory.
         self.out_norm = norm(rule.value_dim)
         self.out_proj = linear(rule.value_dim, model_dim, None, "embed")
+        first = None
+        if rule.learned_start:  # Drawn last, as what other layers do not have.
+            shape, init = rule.memory_shapes.values.shape, nnx.initializers.normal(init_std)
+            values = init(rngs.params(), shape, jnp.float32)
+            first = parameter(values, "embedding", ("slots", "columns"))
+        self.first_values = first
 
     def init_memory(self, rng: jax.Array, *, groups: int = 1) -> Memory:
         """Fast weights before the first token, leaves `[groups, ...]`, every group the same."""
@@ -151,7 +148,18 @@ class FastWeight(nnx.Module):
         if groups < 1:
             raise ValueError(f"groups={groups} must be at least 1; 1 is one memory for all.")
         memory = self.config.rule.init(rng)
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape)), memory)
+        memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape)), memory)
+        return self.restart(memory)
+
+    def restart(self, memory: Memory) -> Memory:
+        """`memory` before the first token, with what the layer has learned of it by now.
+
+        The way of gradients to a learned start; other rules' memories stay as they are.
+        """
+        if self.first_values is None:
+            return memory
+        first = self.first_values[...].astype(memory.values.dtype)
+        return memory._replace(values=jnp.broadcast_to(first, memory.values.shape))
 
     def signals(
         self,

@@ -144,14 +144,12 @@ def run_parts(
         return rule.run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
     if axes is not None:
         sequence = strip_chunk_size(sequence, chunk_size)
-        interleaved = jax.tree.map(
-            lambda x: along.interleave_chunks(x, chunk_size, dim=2), sequence
-        )
+        interleaved = jax.tree.map(lambda x: along.interleave_chunks(x, chunk_size), sequence)
         # Each device gets every n-th stretch of a chunk, so all of them write each chunk together.
         share = chunk_size // along.size
         out = rule.run_groups(memory, interleaved, chunk_size=share, axes=axes)
         output, access = jax.tree.map(
-            lambda x: along.collect_chunks(x, chunk_size, dim=2), (out.output, out.access)
+            lambda x: along.collect_chunks(x, chunk_size), (out.output, out.access)
         )
         return out._replace(output=output, access=access)
 

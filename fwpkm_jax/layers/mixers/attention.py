@@ -20,7 +20,6 @@ from fwpkm_jax.core.attention.softmax import (
     token_positions,
     whole_sequence_attention,
 )
-from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.sequence.axis import Positions, SequenceAxis, positions_of_part
 from fwpkm_jax.layers.mixers.attention_shard import Cache, attend_shard
@@ -176,8 +175,6 @@ class Attention(AbstractMixer):
         dtype: DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
-        """Args: `dtype` of activations, None for the input's; parameters are float32."""
-        check_rngs(rngs)
         # Kernels lie with their heads, so that devices along `model` have whole heads.
         options: dict[str, Any] = {"init_std": init_std, "use_bias": config.bias, "dtype": dtype}
         linear = functools.partial(linear_map, **options, rngs=rngs)

@@ -21,7 +21,6 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import document_numbers, pack_starts
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import Packing, pack, pack_all, pack_tokens, unpack
@@ -153,8 +152,6 @@ class GatedDeltaNet(AbstractMixer):
         dtype: DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
-        """Args: `dtype` of activations, None for the input's; parameters are float32."""
-        check_rngs(rngs)
         init = nnx.initializers.normal(init_std)
         linear = functools.partial(linear_map, init_std=init_std, dtype=dtype, rngs=rngs)
         values = config.num_value_heads * config.value_head_dim

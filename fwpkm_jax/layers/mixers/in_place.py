@@ -10,7 +10,6 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
@@ -111,9 +110,7 @@ class InPlaceMLP(AbstractMixer):
         dtype: DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
-        """Args: `dtype` of activations, None for the input's; parameters are float32."""
         del norm_eps
-        check_rngs(rngs)
         linear = functools.partial(linear_map, init_std=init_std, dtype=dtype, rngs=rngs)
         # Not split along hidden units: every device computes all of its sequences.
         self.config = config

@@ -12,7 +12,6 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import document_numbers, pack_starts
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
@@ -115,8 +114,6 @@ class MatrixMemory(AbstractMixer):
         dtype: DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
-        """Args: `dtype` of activations, None for the input's; parameters are float32."""
-        check_rngs(rngs)
         init = nnx.initializers.normal(init_std)
         # Not split along heads: every device computes all heads of its sequences.
         linear = functools.partial(linear_map, init_std=init_std, dtype=dtype, rngs=rngs)
@@ -165,16 +162,23 @@ class MatrixMemory(AbstractMixer):
             draw = bias_initializer(start, 0.0, learned.key_of_step)
             key_bias = draw(rngs.params(), (self.widths[1],), jnp.float32)
         self.key_bias = None if key_bias is None else parameter(key_bias, "bias")
+        first = None
+        if rule.learned_start:
+            sizes = (heads, config.key_head_dim, config.value_head_dim)
+            shape = rule.init(1, *sizes, dtype=jnp.float32).shape[1:]
+            first = parameter(init(rngs.params(), shape, jnp.float32), "embedding")
+        self.first_memory = first
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> MatrixMemoryCache:
         config = self.config
         # As many inputs as the convolution looks back on.
         reach = config.conv_width - 1 if self.rule.convolution else 0
         sizes = (config.num_value_heads, config.key_head_dim, config.value_head_dim)
-        return MatrixMemoryCache(
-            conv_inputs=jnp.zeros((batch, reach, sum(self.widths)), dtype),
-            memory=self.rule.init(batch, *sizes, dtype=compute_dtype(dtype)),
-        )
+        memory = self.rule.init(batch, *sizes, dtype=compute_dtype(dtype))
+        if self.first_memory is not None:
+            memory = jnp.broadcast_to(self.first_memory[...].astype(memory.dtype), memory.shape)
+        conv_inputs = jnp.zeros((batch, reach, sum(self.widths)), dtype)
+        return MatrixMemoryCache(conv_inputs, memory)
 
     @property
     def output_map(self) -> nnx.Linear:
@@ -209,14 +213,15 @@ class MatrixMemory(AbstractMixer):
         tokens = self.tokens(x, mixed)
         if packing is not None:
             tokens = self.rule.skip(tokens, packing.is_real)
+        fresh = {} if self.first_memory is None else {"fresh": self.first_memory[...]}
         if axis is not None:
-            output, memory = self.rule.run_part(tokens, start.memory, starts, axis=axis)
+            output, memory = self.rule.run_part(tokens, start.memory, starts, axis=axis, **fresh)
         else:
             # Decoding has one token at a time, for which a chunk would be padding, unless the other
             # form goes over all of a large memory.
             chunked = length > 1 or self.rule.sparse
             form = self.rule.run if chunked else self.rule.recurrent
-            output, memory = form(tokens, start.memory, starts)
+            output, memory = form(tokens, start.memory, starts, **fresh)
         output = self.norm(output, gate.reshape(output.shape))
         y = unpack(self.out_proj(output.reshape(batch, length, -1)), packing)
         if cache is None:

@@ -9,7 +9,6 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.numerics import compute_dtype, rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
@@ -69,7 +68,6 @@ class Titans(AbstractMixer):
         Raises:
           ValueError: one head is not as wide as the model.
         """
-        check_rngs(rngs)
         heads, head = config.num_heads, config.head_dim
         if heads == 1 and head != model_dim:
             raise ValueError(
@@ -330,7 +328,11 @@ class Titans(AbstractMixer):
         complete = (ends[None, None] <= count[:, None, None]).astype(dtype)
         complete = jnp.broadcast_to(complete, (batch, config.num_heads, number))
         # One momentum and one share forgotten for all tokens of a write.
-        pooled = self._pool(x.reshape(batch, number, size, x.shape[2]))
+        tokens = x.reshape(batch, number, size, x.shape[2])
+        if self.pool_proj is None:
+            pooled = jnp.mean(tokens, axis=2)
+        else:
+            pooled = jnp.sum(tokens * jax.nn.softmax(self.pool_proj(tokens), axis=2), axis=2)
 
         def of_writes(projection: nnx.Linear | None, count: int) -> jax.Array | None:
             if projection is None:
@@ -358,11 +360,6 @@ class Titans(AbstractMixer):
             combine=None if combine is None else jax.nn.softmax(combine, axis=-1),
             tensor_scale=None if scale is None else jax.nn.sigmoid(scale),
         )
-
-    def _pool(self, x: Float[Array, "batch n w model"]) -> Float[Array, "batch n model"]:
-        if self.pool_proj is None:
-            return jnp.mean(x, axis=2)
-        return jnp.sum(x * jax.nn.softmax(self.pool_proj(x), axis=2), axis=2)
 
     def merge(
         self, x: jax.Array, read: Float[Array, "batch length heads head"]

@@ -143,7 +143,20 @@ class TitansPairCache(NamedTuple):
     memory: Any
 
 
-class TitansMAL(AbstractMixer):
+class AbstractTitansPair(AbstractMixer):
+    """A memory beside windowed attention, each with a cache of its own."""
+
+    memory: AbstractMixer
+    attention: Attention
+
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansPairCache:
+        """The cache of a stream that has read only the persistent tokens, if there are any."""
+        both = self.attention, self.memory
+        caches = (x.init_cache(batch, max_length=max_length, dtype=dtype) for x in both)
+        return TitansPairCache(*caches)
+
+
+class TitansMAL(AbstractTitansPair):
     """Memory as a layer: windowed attention over the outputs of the memory."""
 
     def __init__(
@@ -153,9 +166,6 @@ class TitansMAL(AbstractMixer):
         self.memory = Titans(config, model_dim, **shared)
         self.norm = RMSNorm(model_dim, eps=shared.get("norm_eps", 1e-5))
         self.attention = Attention(attention, model_dim, **shared)
-
-    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansPairCache:
-        return _pair_cache(self, batch, max_length, dtype)
 
     @property
     def output_map(self) -> nnx.Linear:
@@ -188,7 +198,7 @@ class TitansMAL(AbstractMixer):
         return y, None if cache is None else TitansPairCache(attention, memory)
 
 
-class TitansMAG(AbstractMixer):
+class TitansMAG(AbstractTitansPair):
     """Memory as a gate: the memory's output gates that of windowed attention.
 
     Both read the persistent tokens before the sequence; attention sees them from every token.
@@ -202,10 +212,6 @@ class TitansMAG(AbstractMixer):
         self.memory = _behind_persistent(memory, config, model_dim, rngs=shared["rngs"])
         self.attention = Attention(attention, model_dim, **shared)
         self.gate = TitansGate(model_dim, **shared)
-
-    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansPairCache:
-        """The cache of a stream that has read only the persistent tokens."""
-        return _pair_cache(self, batch, max_length, dtype)
 
     @property
     def takes_documents(self) -> bool:
@@ -240,11 +246,3 @@ class TitansMAG(AbstractMixer):
         remembered, memory = self.memory.mix_shard(x, cache=memory, **given)
         out = self.gate(y, remembered)
         return out, None if cache is None else TitansPairCache(attention, memory)
-
-
-def _pair_cache(
-    mixer: TitansMAL | TitansMAG, batch: int, max_length: int, dtype: DTypeLike
-) -> TitansPairCache:
-    options = {"max_length": max_length, "dtype": dtype}
-    attention = mixer.attention.init_cache(batch, **options)
-    return TitansPairCache(attention, mixer.memory.init_cache(batch, **options))

@@ -20,21 +20,25 @@ from fwpkm_jax.paper.release.layouts import read_checkpoint
 from fwpkm_jax.paper.release.names import Names, release_names, shape_there, to_ours, to_theirs
 
 
-def from_release(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
+def from_release(
+    tensors: Mapping[str, Any],
+    config: ModelConfig,
+    *,
+    where: str | Path = "The checkpoint",
+    dtype: Any = None,
+) -> Weights:
     """Converts the release's tensors to a model's weights with one memory per layer.
 
-    Dtypes do not change. The function is differentiable: gradients have the release's names.
+    The function is differentiable: gradients have the release's names.
+
+    Args:
+      where: what messages call the tensors' place.
+      dtype: of all weights; None: their own.
 
     Raises:
       ValueError: a tensor is missing, unknown, of another shape or not finite; or the release has
         no such model.
     """
-    return _from_release(tensors, config, where="The checkpoint")
-
-
-def _from_release(
-    tensors: Mapping[str, Any], config: ModelConfig, *, where: str | Path, dtype: Any = None
-) -> Weights:
     names = release_names(config)
     like = abstract_weights(config)
     # Without the axis of memories.
@@ -113,7 +117,7 @@ def read_release(path: str | Path, config: ModelConfig) -> Weights:
                 "holds an lm_head.weight that differs from the embedding",
                 otherwise="the configuration needs model.tie_embeddings=False",
             )
-    return _from_release(tensors, config, where=path, dtype=np.float32)
+    return from_release(tensors, config, where=path, dtype=np.float32)
 
 
 def _is_fast(path: str) -> bool:

@@ -47,9 +47,6 @@ def import_release(
         then trains on this package's sample of text until `--data.train_paths` names another.
       revision: of a model on the hub: branch, tag or commit; None: the main branch.
 
-    Returns:
-      The run's directory.
-
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: see `read_release` and `release_config`; or the directory is not empty; or the hub

@@ -15,7 +15,11 @@ from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.checks import check_arrays, check_tree
 from fwpkm_jax.core.numerics import compute_dtype
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, scan_tokens
+from fwpkm_jax.core.recurrence.linear_recurrence import (
+    RecurrenceOutput,
+    chunk_recurrence,
+    scan_tokens,
+)
 from fwpkm_jax.core.recurrence.transition import (
     Fading,
     Mixing,
@@ -128,6 +132,12 @@ class AbstractMatrixRule(Checked, abc.ABC):
     """Whether a token touches few of the memory's numbers in `chunked`, but `write` goes over all:
     a layer then decodes by `chunked`."""
 
+    learned_start: ClassVar[bool] = False
+    """Whether a layer learns the memory that sequences and documents start from: one array, which
+    `chunked` takes as `fresh`."""
+    value_map: ClassVar[FeatureMap] = "identity"
+    """Map that a layer applies to values."""
+
     feature_map: FeatureMap = "identity"
     """Map that a layer applies to queries and keys."""
     convolution: bool = False
@@ -185,6 +195,20 @@ class AbstractMatrixRule(Checked, abc.ABC):
         )
         return out._replace(output=self.read_out(out.output))
 
+    def recurrence(
+        self, tokens: Tokens, state: State, starts: Starts, *, beta: Any = None, **how: Any
+    ) -> RecurrenceOutput:
+        """`chunk_recurrence` of these tokens, without their `strength`, and of a matrix a head."""
+        return chunk_recurrence(
+            *tokens[:3],
+            log_decay=tokens.log_decay,
+            beta=beta,
+            initial_state=state,
+            starts=starts,
+            chunk_size=self.chunk_size,
+            **how,
+        )
+
     def recurrence_inputs(self, tokens: Tokens) -> Tokens:
         """What the shared recurrence takes in place of the tokens; by default the tokens.
 
@@ -201,8 +225,8 @@ class AbstractMatrixRule(Checked, abc.ABC):
         return jnp.split(given(tokens.strength), ends[:-1], axis=-1)
 
     def matrix(self, state: State) -> Float[Array, "key value"]:
-        """The matrix in one head's memory."""
-        return state
+        """The matrix in one head's memory: all of it, or the field `matrix`."""
+        return getattr(state, "matrix", state)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         """`log_decay` and `strength` of the tokens from what a layer projected."""
@@ -214,11 +238,7 @@ class AbstractMatrixRule(Checked, abc.ABC):
         feature_map = FEATURE_MAPS[self.feature_map]
         # As in softmax attention, so that reads do not grow with the width of the keys.
         scale = query.shape[-1] ** -0.5
-        return (
-            feature_map(query) * scale,
-            feature_map(key),
-            value.astype(compute_dtype(value.dtype)),
-        )
+        return feature_map(query) * scale, feature_map(key), FEATURE_MAPS[self.value_map](value)
 
     def skip(self, tokens: Tokens, real: Bool[Array, "batch length"]) -> Tokens:
         """The tokens, changed so that those where `real` is false do not change the memory."""
@@ -239,7 +259,12 @@ class AbstractMatrixRule(Checked, abc.ABC):
         )
 
     def recurrent(
-        self, tokens: Tokens, initial_state: State | None = None, starts: Starts = None
+        self,
+        tokens: Tokens,
+        initial_state: State | None = None,
+        starts: Starts = None,
+        *,
+        fresh: State | None = None,
     ) -> RecurrenceOutput:
         """What each token reads, computed token by token: the definition of the rule.
 
@@ -247,7 +272,8 @@ class AbstractMatrixRule(Checked, abc.ABC):
           tokens: leaves `[batch, length, heads, ...]`.
           initial_state: from `init` or the last call; None: empty.
           starts: `[batch, length]`, true at the first token of each document, before which the
-            memory is set to what `init` returns. None: a sequence is one document.
+            memory is set to `fresh`. None: a sequence is one document.
+          fresh: leaves `[heads, ...]`; None: what `init` returns.
 
         Returns:
           What each token read, `[batch, length, heads, value]`, and the memory after the last one.
@@ -259,27 +285,44 @@ class AbstractMatrixRule(Checked, abc.ABC):
         tokens, state = self._prepare(tokens, initial_state)
         if self.steps > 1:
             every = (tokens.key, tokens.value, tokens.strength)
-            key, value, strength = jax.tree.map(self._split_steps, every)
+            # `[batch, length * steps, heads, ...]` to `[batch, length, heads, steps, ...]`.
+            key, value, strength = jax.tree.map(
+                lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, self.steps, *x.shape[2:]), 2, 3),
+                every,
+            )
             tokens = tokens._replace(key=key, value=value, strength=strength)
         if starts is None:
             return scan_tokens(self.write, self.read, tokens, state)
-        sizes = (tokens.query.shape[-1], tokens.value.shape[-1])
-        empty = jax.tree.map(lambda x: x[0, 0], self.init(1, 1, *sizes, dtype=tokens.query.dtype))
+        if fresh is None:
+            heads, width = tokens.query.shape[2:]
+            fresh = self.init(1, heads, width, tokens.value.shape[-1], dtype=tokens.query.dtype)
+        fresh = jax.tree.map(
+            lambda x, y: jnp.broadcast_to(x, y.shape).astype(y.dtype), fresh, state
+        )
 
-        def write(state: State, token: tuple[Tokens, Array]) -> State:
-            of_token, start = token
+        def write(both: tuple[State, State], token: tuple[Tokens, Array]) -> tuple[State, State]:
+            (state, fresh), (of_token, start) = both, token
             # The reset comes before the token's own write and read.
-            state = jax.tree.map(lambda new, old: jnp.where(start, new, old), empty, state)
-            return self.write(state, of_token)
+            state = jax.tree.map(lambda new, old: jnp.where(start, new, old), fresh, state)
+            return self.write(state, of_token), fresh
 
         # Heads are memories of their own, which start anew together.
         at_heads = jnp.broadcast_to(starts[:, :, None], tokens.query.shape[:3])
-        return scan_tokens(
-            write, lambda state, token: self.read(state, token[0]), (tokens, at_heads), state
+        out = scan_tokens(
+            write,
+            lambda both, token: self.read(both[0], token[0]),
+            (tokens, at_heads),
+            (state, fresh),
         )
+        return out._replace(final_state=out.final_state[0])
 
     def run(
-        self, tokens: Tokens, initial_state: State | None = None, starts: Starts = None
+        self,
+        tokens: Tokens,
+        initial_state: State | None = None,
+        starts: Starts = None,
+        *,
+        fresh: State | None = None,
     ) -> RecurrenceOutput:
         """The result of `recurrent`, computed in chunks: fast for whole sequences, differentiable.
 
@@ -295,7 +338,9 @@ class AbstractMatrixRule(Checked, abc.ABC):
                 f"{type(self).__name__} takes no documents (starts, segment_ids): its chunked has "
                 "no argument starts; put one document into each row, or choose another rule."
             )
-        return self.chunked(tokens, state, starts)
+        if fresh is None:
+            return self.chunked(tokens, state, starts)
+        return self.chunked(tokens, state, starts, fresh=fresh)  # pyright: ignore[reportCallIssue]
 
     def run_part(
         self,
@@ -304,6 +349,7 @@ class AbstractMatrixRule(Checked, abc.ABC):
         starts: Starts = None,
         *,
         axis: SequenceAxis,
+        fresh: State | None = None,
     ) -> RecurrenceOutput:
         """`run` of a sequence of which each device has a part, inside `jax.shard_map`.
 
@@ -315,6 +361,7 @@ class AbstractMatrixRule(Checked, abc.ABC):
           initial_state: before the whole sequence, equal on all devices; None: empty.
           starts: of this device's part, true at the first token of each document.
           axis: over which the sequence lies.
+          fresh: as in `recurrent`.
 
         Returns:
           What this device's tokens read, and on every device the memory after the last part.
@@ -328,10 +375,10 @@ class AbstractMatrixRule(Checked, abc.ABC):
         else:
 
             def step(state: State, inputs: tuple[Tokens, Starts]) -> State:
-                return self.run(inputs[0], state, inputs[1]).final_state
+                return self.run(inputs[0], state, inputs[1], fresh=fresh).final_state
 
             start = sequential_pass(step, start, (tokens, starts), axis=axis)
-        output, end = self.run(tokens, start, starts)
+        output, end = self.run(tokens, start, starts, fresh=fresh)
         return RecurrenceOutput(output, axis.from_last(end))
 
     def part(self, tokens: Tokens, starts: Starts = None) -> Any:
@@ -369,10 +416,6 @@ class AbstractMatrixRule(Checked, abc.ABC):
         nothing = jnp.zeros((*tokens.key.shape[:3], values), dtype)
         unwritten = tokens._replace(query=nothing, key=nothing)
         return MixingValues(self.run(unwritten, identity, starts).final_state, end)
-
-    def _split_steps(self, x: Array) -> Array:
-        """`[batch, length * steps, heads, ...]` to `[batch, length, heads, steps, ...]`."""
-        return jnp.moveaxis(x.reshape(x.shape[0], -1, self.steps, *x.shape[2:]), 2, 3)
 
     def _prepare(self, tokens: Tokens, state: State | None) -> tuple[Tokens, State]:
         """Checked tokens in one dtype, at least float32, and a memory."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 from jaxtyping import Array
 
 from fwpkm_jax.core.numerics import compute_dtype
-from fwpkm_jax.literals import NotNegative, check_fields
+from fwpkm_jax.literals import NotNegative
 from fwpkm_jax.rules.matrix.base import Form, GateInputs, Tokens, given
 from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
@@ -56,7 +56,6 @@ class Comba(AbstractRecurrenceRule):
                 f"feedback={self.feedback} must be at least 0.001; without any, use the rule "
                 "'mamba2'."
             )
-        check_fields(self)
 
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         dtype = compute_dtype(query.dtype)

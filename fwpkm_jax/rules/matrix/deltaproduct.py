@@ -6,9 +6,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.literals import Count, check_fields
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import (
-    AbstractMatrixRule,
     Form,
     GateInputs,
     LearnedGates,
@@ -18,13 +17,16 @@ from fwpkm_jax.rules.matrix.base import (
     given,
 )
 from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
-from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, projected_decay
+from fwpkm_jax.rules.matrix.gated_deltanet import (
+    SOFTPLUS_GATES,
+    AbstractGatedDelta,
+    projected_decay,
+)
 from fwpkm_jax.rules.matrix.recurrence import delta_step, error_loss, gated_error_loss
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaProduct(AbstractMatrixRule):
+class DeltaProduct(AbstractGatedDelta):
     """A decay per token, then `num_steps` delta steps, each with its own key, value and strength.
 
     References: Siems et al. 2025, arXiv:2502.10297.
@@ -42,18 +44,12 @@ class DeltaProduct(AbstractMatrixRule):
     strength: ClassVar = True
     delta: ClassVar = True
 
-    feature_map: FeatureMap = "l2"
-    convolution: bool = True
     negative_eigenvalues: bool = True
     """Lets β reach 2 instead of 1, as published: products of reflections are rotations."""
     num_steps: Count = 2
     """Delta steps per token."""
     gated: bool = False
     """Whether a layer learns a decay. Off: the memory does not decay."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_fields(self)
 
     @classmethod
     def variants(cls) -> "tuple[DeltaProduct, ...]":

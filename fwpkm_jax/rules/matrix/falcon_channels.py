@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import Form, LocalLoss, Starts, State, Tokens, squared
 from fwpkm_jax.rules.matrix.falcon import AbstractFalcon
@@ -90,15 +90,8 @@ class Falcon2A(AbstractFalcon):
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         step = self.step(tokens)
-        out = chunk_recurrence(
-            tokens.query,
-            step * tokens.value,
-            tokens.key,
-            log_decay=jnp.log1p(-step * self.ridge),
-            beta=None,
-            initial_state=state.swapaxes(-1, -2),
-            starts=starts,
-            read="value",
-            chunk_size=self.chunk_size,
+        exchanged = Tokens(
+            *(tokens.query, step * tokens.value, tokens.key), jnp.log1p(-step * self.ridge)
         )
+        out = self.recurrence(exchanged, state.swapaxes(-1, -2), starts, read="value")
         return out._replace(final_state=out.final_state.swapaxes(-1, -2))

@@ -2,30 +2,18 @@
 
 import abc
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, Together, chunk_recurrence
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, Together
 from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import Form, LocalLoss, Starts, Tokens, given, squared
 from fwpkm_jax.rules.matrix.falcon import AbstractFalcon
-from fwpkm_jax.rules.matrix.windows import last_tokens
-
-
-class WindowState(NamedTuple):
-    """The memory, and the tokens before, which the next one writes again, oldest first.
-
-    `entered` is 1 for tokens that are there and 0 for places that none has taken yet.
-    """
-
-    matrix: Float[Array, "*dims key value"]
-    keys: Float[Array, "*dims before key"]
-    values: Float[Array, "*dims before value"]
-    entered: Float[Array, "*dims before"]
+from fwpkm_jax.rules.matrix.windows import WindowState, last_tokens, writes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,20 +30,14 @@ class AbstractFalconWindow(AbstractFalcon):
     """Tokens whose losses each token takes its step on, itself included."""
 
     def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike):
-        before = (batch, heads, self.window - 1)
-        return WindowState(
-            matrix=super().init(batch, heads, key, value, dtype=dtype),
-            keys=jnp.zeros((*before, key), dtype),
-            values=jnp.zeros((*before, value), dtype),
-            entered=jnp.zeros(before, dtype),
-        )
+        return WindowState.empty(super().init(batch, heads, key, value, dtype=dtype), self.window)
 
     @abc.abstractmethod
     def size(self, keys: Array, entered: Array) -> Array:
         """What a step is divided by, of keys `[..., window, key]` and weights `[..., window]`."""
 
     def write(self, state: WindowState, token: Tokens) -> WindowState:
-        keys, values, entered = self._window(state, token)
+        keys, values, entered = state.window(token, jnp.ones_like(given(token.strength)))
         step = self._step(token, keys, entered)
         share = step * entered / _total(entered)
         change = values - keys @ state.matrix if self.delta else values
@@ -64,11 +46,8 @@ class AbstractFalconWindow(AbstractFalcon):
         real = given(token.strength) != 0
         return jax.tree.map(lambda x, y: jnp.where(real, x, y), written, state)
 
-    def matrix(self, state: WindowState) -> Float[Array, "key value"]:
-        return state.matrix
-
     def losses(self, state: WindowState, token: Tokens) -> tuple[LocalLoss, ...]:
-        keys, values, entered = self._window(state, token)
+        keys, values, entered = state.window(token, jnp.ones_like(given(token.strength)))
         share = (entered / _total(entered))[:, None]
 
         def loss(matrix):
@@ -92,42 +71,21 @@ class AbstractFalconWindow(AbstractFalcon):
             # The shared algorithm decays before it measures the errors.
             written, share = kept[..., None, None] * values, share / kept[..., None]
 
-        def writes(x: Array) -> Array:
-            """`[batch, length, heads, window, ...]` to `[batch, length * window, heads, ...]`."""
-            x = jnp.moveaxis(x, 3, 2)
-            return x.reshape(x.shape[0], -1, *x.shape[3:])
-
-        output, matrix = chunk_recurrence(
-            tokens.query,
-            writes(keys),
-            writes(written),
-            log_decay=jnp.log(kept),
-            beta=Together(writes(share)) if self.delta else None,
-            initial_state=state.matrix,
-            starts=starts,
-            chunk_size=self.chunk_size,
-        )
+        tokens = Tokens(tokens.query, writes(keys), writes(written), log_decay=jnp.log(kept))
+        beta = Together(writes(share)) if self.delta else None
+        output, matrix = self.recurrence(tokens, state.matrix, starts, beta=beta)
         last = (x[:, -1, :, 1:] for x in (keys, values, entered))
         return RecurrenceOutput(output, WindowState(matrix, *last))
 
     def _step(self, tokens: Tokens, keys: Array, entered: Array) -> Array:
         return self.step_of(tokens, self.size(keys, entered))
 
-    def _window(self, state: WindowState, token: Tokens) -> tuple[Array, Array, Array]:
-        """Keys, values and weights of one head's last tokens, its newest the last."""
-        return (
-            jnp.concatenate([state.keys, token.key[None]]),
-            jnp.concatenate([state.values, token.value[None]]),
-            jnp.concatenate([state.entered, jnp.ones_like(state.entered, shape=(1,))]),
-        )
-
     def _windows(
         self, tokens: Tokens, state: WindowState, starts: Starts
     ) -> tuple[Array, Array, Array]:
         """The windows of all tokens, `[batch, length, heads, window, ...]`."""
         real = (given(tokens.strength) != 0).astype(tokens.key.dtype)
-        before = state.keys, state.values, state.entered
-        return last_tokens((tokens.key, tokens.value, real), before, starts)
+        return last_tokens((tokens.key, tokens.value, real), state[1:], starts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,6 @@ from fwpkm_jax.core.numerics import compute_dtype, l2_normalize
 FeatureMap = Literal["identity", "l2", "silu", "silu_l2", "elu", "sigmoid", "random"]
 
 
-def _elu(x: jax.Array) -> jax.Array:
-    """`elu(x) + 1`, positive (Katharopoulos et al. 2020, arXiv:2006.16236)."""
-    return jax.nn.elu(x.astype(compute_dtype(x.dtype))) + 1
-
-
 def _random(x: jax.Array) -> jax.Array:
     """`sqrt(2 / d) ReLU(x w)` of unit vectors, fixed normal w: their products estimate the
     arc-cosine kernel (Peng et al. 2021, arXiv:2103.02143, section 3.1)."""
@@ -38,7 +33,8 @@ FEATURE_MAPS: dict[FeatureMap, Callable[[jax.Array], jax.Array]] = {
     "silu": lambda x: jax.nn.silu(x.astype(compute_dtype(x.dtype))),
     # Of the published DeltaNet layers, arXiv:2406.06484.
     "silu_l2": lambda x: l2_normalize(jax.nn.silu(x.astype(compute_dtype(x.dtype)))),
-    "elu": _elu,
+    # Positive (Katharopoulos et al. 2020, arXiv:2006.16236).
+    "elu": lambda x: jax.nn.elu(x.astype(compute_dtype(x.dtype))) + 1,
     "sigmoid": lambda x: jax.nn.sigmoid(x.astype(compute_dtype(x.dtype))),
     "random": _random,
 }

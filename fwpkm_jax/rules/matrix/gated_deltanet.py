@@ -3,12 +3,22 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
 from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
-from fwpkm_jax.rules.matrix.base import Form, GateInputs, LearnedGates, Starts, State, Tokens, given
+from fwpkm_jax.rules.matrix.base import (
+    AbstractMatrixRule,
+    Form,
+    GateInputs,
+    LearnedGates,
+    Starts,
+    State,
+    Tokens,
+    given,
+)
 from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
 from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
@@ -25,7 +35,22 @@ SOFTPLUS_GATES = LearnedGates(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedDeltaNet(AbstractRecurrenceRule):
+class AbstractGatedDelta(AbstractMatrixRule):
+    """What rules around Gated DeltaNet share: gates, and unit keys behind a convolution."""
+
+    learned_gates: ClassVar[LearnedGates] = SOFTPLUS_GATES
+
+    feature_map: FeatureMap = "l2"
+    convolution: bool = True
+    negative_eigenvalues: bool = False
+    """Lets β reach 2 instead of 1."""
+
+    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        return projected_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaNet(AbstractGatedDelta, AbstractRecurrenceRule):
     """A decay per token and head, then a delta step of `strength` (β).
 
     Runs the kernels of `pallas_kernels.gated_delta` where the device has them.
@@ -45,12 +70,6 @@ class GatedDeltaNet(AbstractRecurrenceRule):
     strength: ClassVar = True
     delta: ClassVar = True
     transition: ClassVar = "mixes_keys"
-    learned_gates: ClassVar = SOFTPLUS_GATES
-
-    feature_map: FeatureMap = "l2"
-    convolution: bool = True
-    negative_eigenvalues: bool = False
-    """Lets β reach 2 instead of 1."""
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         # By the kernels where they run; `features` has scaled the queries already.
@@ -67,10 +86,9 @@ class GatedDeltaNet(AbstractRecurrenceRule):
         )
         return RecurrenceOutput(*out)
 
-    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
-        return projected_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)
-
 
 def projected_decay(inputs: GateInputs) -> Array:
-    """`-rate * softplus(projection)`, the logarithm of the share kept."""
-    return softplus_decay(given(inputs.log_rate)[None, None], given(inputs.decay))
+    """`-rate * softplus(projection)`, the logarithm of the share kept, by head or key channel."""
+    decay = given(inputs.decay)
+    rate = jnp.expand_dims(given(inputs.log_rate), (0, 1, *range(3, decay.ndim)))
+    return softplus_decay(rate, decay)

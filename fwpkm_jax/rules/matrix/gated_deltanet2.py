@@ -7,16 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
-from fwpkm_jax.core.recurrence.linear_recurrence import (
-    Erasure,
-    RecurrenceOutput,
-    chunk_recurrence,
-)
+from fwpkm_jax.core.recurrence.linear_recurrence import Erasure, RecurrenceOutput
 from fwpkm_jax.core.recurrence.transition import Mixing, beside_identity
 from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import (
-    AbstractMatrixRule,
     Form,
     GateInputs,
     LocalLoss,
@@ -27,12 +21,11 @@ from fwpkm_jax.rules.matrix.base import (
     given,
     squared,
 )
-from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES
+from fwpkm_jax.rules.matrix.gated_deltanet import AbstractGatedDelta, projected_decay
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedDeltaNet2(AbstractMatrixRule):
+class GatedDeltaNet2(AbstractGatedDelta):
     """KDA whose delta step erases what b∘k reads and adds w∘v, both under the key k.
 
     `strength` holds b, a number per key channel, then w, a number per value channel. With both the
@@ -54,13 +47,8 @@ class GatedDeltaNet2(AbstractMatrixRule):
     decay: ClassVar = "key"
     strength: ClassVar = ("key", "value")
     transition: ClassVar = "other"  # `part` has its own.
-    learned_gates: ClassVar = SOFTPLUS_GATES
 
-    feature_map: FeatureMap = "l2"
-    convolution: bool = True
     chunk_size: Count = 16  # As GLA's.
-    negative_eigenvalues: bool = False
-    """Lets b reach 2 instead of 1."""
 
     def write(self, state: State, token: Tokens) -> State:
         erase, add = self.strengths(token)
@@ -92,26 +80,16 @@ class GatedDeltaNet2(AbstractMatrixRule):
         return Mixing(end[..., :width], end[..., width:])
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
-        decay, strength = given(inputs.decay), jax.nn.sigmoid(given(inputs.strength))
-        log_decay = softplus_decay(given(inputs.log_rate)[None, None, :, None], decay)
-        if self.negative_eigenvalues:
-            erases = jnp.arange(strength.shape[-1]) < decay.shape[-1]
+        strength = jax.nn.sigmoid(given(inputs.strength))
+        if self.negative_eigenvalues:  # Of b alone.
+            erases = jnp.arange(strength.shape[-1]) < given(inputs.decay).shape[-1]
             strength = jnp.where(erases, 2.0, 1.0).astype(strength.dtype) * strength
-        return log_decay, strength
+        return projected_decay(inputs), strength
 
     def _chunked(
         self, tokens: Tokens, erase: Array, value: Array, state: State, starts: Starts
     ) -> RecurrenceOutput:
         # An erasure is read before the token's decay.
         found = jnp.exp(given(tokens.log_decay)) * erase * tokens.key
-        return chunk_recurrence(
-            tokens.query,
-            tokens.key,
-            value,
-            log_decay=tokens.log_decay,
-            beta=None,
-            initial_state=state,
-            starts=starts,
-            erasure=Erasure(found, tokens.key),
-            chunk_size=self.chunk_size,
-        )
+        erasure = Erasure(found, tokens.key)
+        return self.recurrence(tokens._replace(value=value), state, starts, erasure=erasure)

@@ -8,9 +8,7 @@ from jaxtyping import Array
 
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
 from fwpkm_jax.rules.matrix.base import (
-    AbstractMatrixRule,
     Form,
-    GateInputs,
     LocalLoss,
     Starts,
     State,
@@ -19,13 +17,11 @@ from fwpkm_jax.rules.matrix.base import (
     given,
     squared,
 )
-from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
-from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, projected_decay
+from fwpkm_jax.rules.matrix.gated_deltanet import AbstractGatedDelta
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedDeltaNetChannels(AbstractMatrixRule):
+class GatedDeltaNetChannels(AbstractGatedDelta):
     """A decay per token and head, then a delta step of `strength` (β) per value channel.
 
     Channels then no longer share the triangular system of a chunk. `chunked` solves one for each:
@@ -46,12 +42,6 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
     decay: ClassVar = "head"
     strength: ClassVar = "value"
     delta: ClassVar = True
-    learned_gates: ClassVar = SOFTPLUS_GATES
-
-    feature_map: FeatureMap = "l2"
-    convolution: bool = True
-    negative_eigenvalues: bool = False
-    """Lets β reach 2 instead of 1."""
 
     def write(self, state: State, token: Tokens) -> State:
         state = jnp.exp(given(token.log_decay)) * state
@@ -72,9 +62,6 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         return chunks_by_channel(tokens, state, starts, self.chunk_size)
-
-    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
-        return projected_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)
 
 
 def chunks_by_channel(

@@ -3,19 +3,14 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxtyping import Array
-
-from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
 from fwpkm_jax.literals import Count
-from fwpkm_jax.rules.matrix.base import Form, GateInputs, given
-from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
-from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES
+from fwpkm_jax.rules.matrix.base import Form
+from fwpkm_jax.rules.matrix.gated_deltanet import AbstractGatedDelta
 from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class KDA(AbstractRecurrenceRule):
+class KDA(AbstractGatedDelta, AbstractRecurrenceRule):
     """A decay per token, head and key channel, then a delta step of `strength` (β).
 
     Gated DeltaNet with GLA's decay. Its transition is not symmetric, so that no single loss has it
@@ -36,14 +31,5 @@ class KDA(AbstractRecurrenceRule):
     decay: ClassVar = "key"
     strength: ClassVar = True
     delta: ClassVar = True
-    learned_gates: ClassVar = SOFTPLUS_GATES
 
-    feature_map: FeatureMap = "l2"
-    convolution: bool = True
     chunk_size: Count = 16  # As GLA's.
-    negative_eigenvalues: bool = False
-    """Lets β reach 2 instead of 1."""
-
-    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
-        log_decay = softplus_decay(given(inputs.log_rate)[None, None, :, None], given(inputs.decay))
-        return log_decay, sigmoid_strength(inputs, self.negative_eigenvalues)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from fwpkm_jax.rules.matrix.base import Form, GateInputs
-from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
+from fwpkm_jax.rules.matrix.features import FeatureMap
 from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
 
 
@@ -30,6 +30,7 @@ class LightningAttention(AbstractRecurrenceRule):
         source="arXiv:2401.04658",
     )
     decay: ClassVar = "head"
+    value_map: ClassVar = "silu"
 
     feature_map: FeatureMap = "silu"
 
@@ -39,7 +40,3 @@ class LightningAttention(AbstractRecurrenceRule):
         rates = 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
         log_decay = jnp.asarray(-rates, jnp.float32)[None, None]
         return jnp.broadcast_to(log_decay, inputs.shape), None
-
-    def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
-        query, key, value = super().features(query, key, value)
-        return query, key, FEATURE_MAPS["silu"](value)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.chunk_decay import LOWEST_LOG_DECAY
 from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -24,7 +24,7 @@ from fwpkm_jax.rules.matrix.base import (
     given,
 )
 from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.windows import last_tokens
+from fwpkm_jax.rules.matrix.windows import last_tokens, writes
 
 _SLOWEST_RATE = 1e-4  # Published, as the factor pi of the angles.
 
@@ -84,9 +84,6 @@ class Mamba3(AbstractMatrixRule):
         last = (jnp.where(real, token.key, state.key), jnp.where(real, token.value, state.value))
         return Mamba3State(matrix, *last)
 
-    def matrix(self, state: Mamba3State) -> Float[Array, "key value"]:
-        return state.matrix
-
     def losses(self, state: Mamba3State, token: Tokens) -> tuple[LocalLoss, ...]:
         own, again, angle = self.strengths(token)
         before = token._replace(key=state.key)
@@ -120,21 +117,10 @@ class Mamba3(AbstractMatrixRule):
         again = jnp.exp(given(tokens.log_decay))[..., None] * again
         weights = jnp.stack([again, own], axis=3)
 
-        def writes(x: Array) -> Array:
-            """`[batch, length, heads, 2, ...]` to `[batch, length * 2, heads, ...]`."""
-            x = jnp.moveaxis(x, 3, 2)
-            return x.reshape(x.shape[0], -1, *x.shape[3:])
-
-        output, matrix = chunk_recurrence(
-            _turn(tokens.query, total),
-            writes(keys),
-            writes(weights * values),
-            log_decay=tokens.log_decay,
-            beta=None,
-            initial_state=state.matrix,
-            starts=starts,
-            chunk_size=self.chunk_size,
+        tokens = Tokens(
+            _turn(tokens.query, total), writes(keys), writes(weights * values), tokens.log_decay
         )
+        output, matrix = self.recurrence(tokens, state.matrix, starts)
         back = -total[:, -1]
         last = _turn(keys[:, -1, :, 1], back), values[:, -1, :, 1]
         return RecurrenceOutput(output, Mamba3State(_turn_keys(matrix, back), *last))

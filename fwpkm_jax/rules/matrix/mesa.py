@@ -10,8 +10,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
-from fwpkm_jax.literals import Bound, Count, check_fields
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.literals import Bound, Count
 from fwpkm_jax.rules.matrix.base import Form, GateInputs, LearnedGates, Starts, State, Tokens, given
 from fwpkm_jax.rules.matrix.features import FeatureMap
 from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
@@ -51,12 +51,8 @@ class Mesa(AbstractRecurrenceRule):
     cg_steps: Count = 8
     """Steps of conjugate gradients per read; as many as the key's width solve exactly."""
     ridge: Annotated[float, Bound(1e-06)] = 1.0
-    """Added to the diagonal of H, at least 1e-6."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        # The memory is empty at first, and the ridge alone is solved for.
-        check_fields(self)
+    """Added to the diagonal of H, at least 1e-6. At first the memory is empty, and the ridge alone
+    is solved for."""
 
     @classmethod
     def variants(cls) -> "tuple[Mesa, ...]":
@@ -82,16 +78,7 @@ class Mesa(AbstractRecurrenceRule):
         written = self.recurrence_inputs(tokens).value
 
         def read(query: Array, value: Array, start: Array) -> RecurrenceOutput:
-            return chunk_recurrence(
-                query,
-                tokens.key,
-                value,
-                log_decay=tokens.log_decay,
-                beta=None,
-                initial_state=start,
-                starts=starts,
-                chunk_size=self.chunk_size,
-            )
+            return self.recurrence(tokens._replace(query=query, value=value), start, starts)
 
         # H alone is read while the system is solved; G only with the solution.
         start = _symmetric(state[..., -width:])

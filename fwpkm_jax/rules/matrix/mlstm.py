@@ -103,9 +103,6 @@ class MLSTM(AbstractMatrixRule):
     def read(self, state: MLSTMState, token: Tokens):
         return _bounded(token.query @ state.matrix, state.log_scale)
 
-    def matrix(self, state: MLSTMState) -> Float[Array, "key wider"]:
-        return state.matrix
-
     def losses(self, state: MLSTMState, token: Tokens) -> tuple[LocalLoss, ...]:
         log_kept, log_written, _ = self._relative(state, token)
         forget, value = forgotten(log_kept), jnp.exp(log_written) * with_one(token.value)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fwpkm_jax.core.numerics import l2_normalize
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -67,16 +67,9 @@ class OjaNet(AbstractMatrixRule):
         return (LocalLoss(loss, given(token.strength)),)
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
-        out = chunk_recurrence(
-            tokens.query,
-            tokens.value,
-            tokens.key,
-            log_decay=None,
-            beta=tokens.strength,
-            initial_state=state.swapaxes(-1, -2),
-            starts=starts,
-            read="value",
-            chunk_size=self.chunk_size,
+        exchanged = tokens._replace(key=tokens.value, value=tokens.key)
+        out = self.recurrence(
+            exchanged, state.swapaxes(-1, -2), starts, beta=tokens.strength, read="value"
         )
         return out._replace(final_state=out.final_state.swapaxes(-1, -2))
 

@@ -1,14 +1,14 @@
 """Omega, the rule of Atlas: each token writes the errors of the last tokens again."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
-from fwpkm_jax.literals import Count, check_fields
+from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -23,15 +23,7 @@ from fwpkm_jax.rules.matrix.base import (
 from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
 from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, projected_decay
-
-
-class OmegaState(NamedTuple):
-    """The memory, and the last tokens, which the next one writes again, oldest first."""
-
-    matrix: Float[Array, "*dims key value"]
-    keys: Float[Array, "*dims before key"]
-    values: Float[Array, "*dims before value"]
-    strengths: Float[Array, "*dims before"]
+from fwpkm_jax.rules.matrix.windows import WindowState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,40 +56,29 @@ class Omega(AbstractMatrixRule):
     window: Count = 4
     """c: tokens whose errors each token writes, itself included."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_fields(self)
-
     @classmethod
     def variants(cls) -> "tuple[Omega, ...]":
         return (cls(window=3),)
 
-    def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike) -> OmegaState:
-        before = (batch, heads, self.window - 1)
-        return OmegaState(
-            matrix=jnp.zeros((batch, heads, key, value), dtype),
-            keys=jnp.zeros((*before, key), dtype),
-            values=jnp.zeros((*before, value), dtype),
-            strengths=jnp.zeros(before, dtype),
-        )
+    def init(
+        self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike
+    ) -> WindowState:
+        return WindowState.empty(super().init(batch, heads, key, value, dtype=dtype), self.window)
 
-    def write(self, state: OmegaState, token: Tokens) -> OmegaState:
+    def write(self, state: WindowState, token: Tokens) -> WindowState:
         kept = jnp.exp(given(token.log_decay)) * state.matrix
-        keys, values, strengths = self._window(state, token)
+        keys, values, strengths = state.window(token, given(token.strength))
         # All at the memory before the token, so that one product gives them.
         errors = strengths[:, None] * (values - keys @ state.matrix)
-        written = OmegaState(
+        written = WindowState(
             kept + keys.T @ errors / self.window, keys[1:], values[1:], strengths[1:]
         )
         left = state._replace(matrix=kept)
         real = given(token.strength) != 0
-        return OmegaState(*(jnp.where(real, x, y) for x, y in zip(written, left, strict=True)))
+        return WindowState(*(jnp.where(real, x, y) for x, y in zip(written, left, strict=True)))
 
-    def matrix(self, state: OmegaState) -> Float[Array, "key value"]:
-        return state.matrix
-
-    def losses(self, state: OmegaState, token: Tokens) -> tuple[LocalLoss, ...]:
-        keys, values, strengths = self._window(state, token)
+    def losses(self, state: WindowState, token: Tokens) -> tuple[LocalLoss, ...]:
+        keys, values, strengths = state.window(token, given(token.strength))
         forget = forgotten(token.log_decay)
 
         def loss(matrix):
@@ -106,17 +87,10 @@ class Omega(AbstractMatrixRule):
 
         return (LocalLoss(loss),)
 
-    def chunked(self, tokens: Tokens, state: OmegaState, starts: Starts = None) -> RecurrenceOutput:
+    def chunked(
+        self, tokens: Tokens, state: WindowState, starts: Starts = None
+    ) -> RecurrenceOutput:
         return self.recurrent(tokens, state, starts)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return projected_decay(inputs), sigmoid_strength(inputs, False)
-
-    def _window(self, state: OmegaState, token: Tokens) -> tuple[Array, Array, Array]:
-        """Keys, values and strengths of one head's last tokens, its newest the last."""
-        strength = given(token.strength)
-        return (
-            jnp.concatenate([state.keys, token.key[None]]),
-            jnp.concatenate([state.values, token.value[None]]),
-            jnp.concatenate([state.strengths, strength[None]]),
-        )

@@ -9,14 +9,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
-from fwpkm_jax.core.recurrence.linear_recurrence import (
-    Erasure,
-    RecurrenceOutput,
-    chunk_recurrence,
-)
+from fwpkm_jax.core.recurrence.linear_recurrence import Erasure, RecurrenceOutput
 from fwpkm_jax.literals import Bound, Count
 from fwpkm_jax.rules.matrix.base import (
-    AbstractMatrixRule,
     Form,
     GateInputs,
     LocalLoss,
@@ -26,8 +21,7 @@ from fwpkm_jax.rules.matrix.base import (
     given,
     squared,
 )
-from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES
+from fwpkm_jax.rules.matrix.gated_deltanet import AbstractGatedDelta, projected_decay
 
 _FADE_BIAS = -4.6  # softplus of it is 0.01, in the middle of the published time steps.
 
@@ -40,7 +34,7 @@ class PreconditionedState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AbstractPreconditioned(AbstractMatrixRule):
+class AbstractPreconditioned(AbstractGatedDelta):
     """A decay, then a delta step under M∘k in place of k, where M is larger the smaller A is.
 
     A <- e^-r A + p k∘k sums the squares of the keys. M = reach^-s, s = d / (1 + |d|) with
@@ -49,12 +43,7 @@ class AbstractPreconditioned(AbstractMatrixRule):
     """
 
     strength: ClassVar = ("head", "head", "head")
-    learned_gates: ClassVar = SOFTPLUS_GATES
 
-    feature_map: FeatureMap = "l2"
-    convolution: bool = True
-    negative_eigenvalues: bool = False
-    """Lets β reach 2 instead of 1."""
     reach: Annotated[float, Bound(1)] = 1.5
     """The largest number that multiplies a key channel, at least 1; above 2 steps may overshoot."""
     center: float = -0.2
@@ -75,9 +64,6 @@ class AbstractPreconditioned(AbstractMatrixRule):
         at = strength * self._multiplier(curvature) * token.key
         matrix = kept + jnp.outer(at, token.value - token.key @ kept)
         return PreconditionedState(matrix, curvature)
-
-    def matrix(self, state: PreconditionedState) -> Float[Array, "key value"]:
-        return state.matrix
 
     def losses(self, state: PreconditionedState, token: Tokens) -> tuple[LocalLoss, ...]:
         step = self.strengths(token)[0] * self._multiplier(self.write(state, token).curvature)
@@ -104,29 +90,19 @@ class AbstractPreconditioned(AbstractMatrixRule):
         kept, added = jax.lax.associative_scan(join, pairs, axis=1)
         curvature = kept * state.curvature[:, None] + added
         at = strength * self._multiplier(curvature) * tokens.key
-        out = chunk_recurrence(
-            tokens.query,
-            at,
-            tokens.value,
-            log_decay=tokens.log_decay,
-            beta=None,
-            initial_state=state.matrix,
-            starts=starts,
-            # What the key reads after the token's decay, in terms of the memory before it.
-            erasure=Erasure(self._rows(jnp.exp(given(tokens.log_decay))) * tokens.key, at),
-            chunk_size=self.chunk_size,
-        )
+        # What the key reads after the token's decay, in terms of the memory before it.
+        erasure = Erasure(self._rows(jnp.exp(given(tokens.log_decay))) * tokens.key, at)
+        out = self.recurrence(tokens._replace(key=at), state.matrix, starts, erasure=erasure)
         end = PreconditionedState(out.final_state, curvature[:, -1])
         return RecurrenceOutput(out.output, end)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         strength, enters, fades = jnp.split(given(inputs.strength), 3, axis=-1)
-        log_rate = given(inputs.log_rate)[None, None, :, None]
-        decay = self._rows(given(inputs.decay))
-        log_decay = softplus_decay(log_rate, decay).reshape(given(inputs.decay).shape)
         strength = (2 if self.negative_eigenvalues else 1) * jax.nn.sigmoid(strength)
-        fades = -softplus_decay(log_rate, fades + _FADE_BIAS)
-        return log_decay, jnp.concatenate([strength, jax.nn.sigmoid(enters), fades], axis=-1)
+        fades = -softplus_decay(given(inputs.log_rate)[None, None, :, None], fades + _FADE_BIAS)
+        return projected_decay(inputs), jnp.concatenate(
+            [strength, jax.nn.sigmoid(enters), fades], axis=-1
+        )
 
     def _multiplier(self, curvature: Array) -> Array:
         """M."""

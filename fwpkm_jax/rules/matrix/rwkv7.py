@@ -9,11 +9,7 @@ from jaxtyping import Array
 
 from fwpkm_jax.core.numerics import unit_normalize
 from fwpkm_jax.core.recurrence.decay_starts import logit
-from fwpkm_jax.core.recurrence.linear_recurrence import (
-    Erasure,
-    RecurrenceOutput,
-    chunk_recurrence,
-)
+from fwpkm_jax.core.recurrence.linear_recurrence import Erasure, RecurrenceOutput
 from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
@@ -84,18 +80,8 @@ class RWKV7(AbstractMatrixRule):
         return (LocalLoss(loss, strength),)
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
-        found, at, key = _directions(tokens)
-        return chunk_recurrence(
-            tokens.query,
-            key,
-            tokens.value,
-            log_decay=tokens.log_decay,
-            beta=None,
-            initial_state=state,
-            starts=starts,
-            erasure=Erasure(found, at),
-            chunk_size=self.chunk_size,
-        )
+        *erasure, key = _directions(tokens)
+        return self.recurrence(tokens._replace(key=key), state, starts, erasure=Erasure(*erasure))
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         log_decay = -_RATE * jax.nn.sigmoid(given(inputs.decay))

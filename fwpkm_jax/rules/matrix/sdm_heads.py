@@ -12,7 +12,7 @@ from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.core.slots.delta.addressing import best_slots
 from fwpkm_jax.core.slots.delta.chunks import sparse_delta
-from fwpkm_jax.core.slots.delta.definition import Decay, DeltaTokens
+from fwpkm_jax.core.slots.delta.definition import Decay, DeltaTokens, FirstTable
 from fwpkm_jax.core.slots.delta.documents import sparse_delta_in_documents
 from fwpkm_jax.literals import Count
 from fwpkm_jax.rules.matrix.base import (
@@ -29,6 +29,7 @@ from fwpkm_jax.rules.matrix.base import (
 from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, projected_decay
 from fwpkm_jax.rules.matrix.recurrence import delta_step, error_loss
+from pallas_kernels.row_ops import chosen_sums
 
 _MOST = 128  # Slots that a token writes or reads where the rule does not say.
 
@@ -68,10 +69,17 @@ class SDMHeads(AbstractMatrixRule):
     slot_decay: Decay = "slot"
     """How much a token's decay acts on the slots that it writes: on all alike, or to the power of
     their write weights ("weighted")."""
+    first_table: FirstTable = "zeros"
+    """What sequences and documents start from: zeros, or a table for each head that a layer learns
+    with its other weights."""
 
     @classmethod
     def variants(cls) -> "tuple[SDMHeads, ...]":
-        return cls(), cls(slot_decay="weighted")
+        return cls(), cls(slot_decay="weighted", first_table="learned")
+
+    @property
+    def learned_start(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.first_table == "learned"
 
     def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike) -> State:
         if key % 2:
@@ -115,7 +123,9 @@ class SDMHeads(AbstractMatrixRule):
         share = key if self.slot_decay == "weighted" else written
         return key, given(token.log_decay) * share
 
-    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
+    def chunked(
+        self, tokens: Tokens, state: State, starts: Starts = None, fresh: State | None = None
+    ) -> RecurrenceOutput:
         write_ids, write_weights = _slots(tokens.key, self.num_writes)
         read_ids, read_weights = _slots(tokens.query, self.num_reads)
         chosen = DeltaTokens(
@@ -130,12 +140,14 @@ class SDMHeads(AbstractMatrixRule):
         )
         tables = state.reshape(batch * heads, *state.shape[2:])
         how: dict[str, Any] = {"decay": self.slot_decay, "chunk_size": self.chunk_size}
+        how["sums"] = chosen_sums(state)
         if starts is None:
             out = sparse_delta(tables, by_head, **how)
         else:
             starts = jnp.repeat(starts, heads, axis=0)
-            empty = jnp.zeros_like(tables)
-            out = sparse_delta_in_documents(tables, by_head, starts, fresh=empty, **how)
+            first = jnp.broadcast_to(0.0 if fresh is None else fresh, state.shape)
+            first = first.astype(state.dtype).reshape(tables.shape)
+            out = sparse_delta_in_documents(tables, by_head, starts, fresh=first, **how)
         output = out.output.reshape(batch, heads, *out.output.shape[1:]).swapaxes(1, 2)
         return RecurrenceOutput(output, out.table.reshape(state.shape))
 

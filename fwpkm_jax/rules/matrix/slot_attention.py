@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
-from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.literals import Count, ShareAboveZero
 from fwpkm_jax.rules.matrix.base import (
     Form,
@@ -21,7 +21,7 @@ from fwpkm_jax.rules.matrix.base import (
     forgotten,
     given,
 )
-from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
+from fwpkm_jax.rules.matrix.features import FeatureMap
 from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, projected_decay
 from fwpkm_jax.rules.matrix.recurrence import AbstractRecurrenceRule
 
@@ -39,6 +39,7 @@ class AbstractSlotAttention(AbstractRecurrenceRule):
     """
 
     transition: ClassVar = "fades"
+    value_map: ClassVar = "silu"
 
     feature_map: FeatureMap = "silu"
     chunk_size: Count = 16  # As GLA's.
@@ -56,25 +57,12 @@ class AbstractSlotAttention(AbstractRecurrenceRule):
         written = self.recurrence_inputs(tokens)
 
         def chunk(query: Array, part: slice, **read) -> RecurrenceOutput:
-            return chunk_recurrence(
-                query,
-                written.key,
-                written.value[..., part],
-                log_decay=written.log_decay,
-                beta=None,
-                initial_state=state[..., part],
-                starts=starts,
-                chunk_size=self.chunk_size,
-                **read,
-            )
+            chosen = written._replace(query=query, value=written.value[..., part])
+            return self.recurrence(chosen, state[..., part], starts, **read)
 
         met, keys = chunk(tokens.query, slice(width), read="value")
         output, values = chunk(jax.nn.softmax(met), slice(width, None))
         return RecurrenceOutput(output, jnp.concatenate([keys, values], axis=-1))
-
-    def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
-        query, key, value = super().features(query, key, value)
-        return query, key, FEATURE_MAPS["silu"](value)
 
     def overwriting(self, tokens: Tokens, log_decay: Array) -> Tokens:
         """Tokens that write the share that each slot forgets."""

@@ -6,10 +6,11 @@
 from collections.abc import Sequence
 
 from fwpkm_jax.rules.matrix import MATRIX_RULES
-from fwpkm_jax.rules.matrix.base import Strength
 
-_STRENGTHS = {False: "none", True: "yes", "key": "per key", "value": "per value"}
-_PARTS = {"head": "one", "pair": "per pair of keys", "key": "per key", "value": "per value"}
+_STRENGTHS = {
+    **{False: "none", True: "yes"},
+    **{"head": "one", "pair": "per pair of keys", "key": "per key", "value": "per value"},
+}
 
 
 def family_tables() -> str:
@@ -20,18 +21,13 @@ def family_tables() -> str:
         for name, form in forms.items()
     ]
     losses = [
-        (form.name, form.loss, form.step_size, rule.decay, _strength(rule.strength))
+        (form.name, form.loss, form.step_size, rule.decay, ", ".join(_STRENGTHS[x] for x in parts))
         for form, rule in zip(forms.values(), MATRIX_RULES.values(), strict=True)
+        for parts in [rule.strength if isinstance(rule.strength, tuple) else (rule.strength,)]
     ]
     head = ("mixer", "$L_t$", "$R_t$", "$C_t$", "read-out", "source")
     below = ("rule", "local loss at $W_{t-1}$", "step", "decay per", "strength")
     return f"{_table(head, transitions)}\n\n{_table(below, losses)}\n"
-
-
-def _strength(strength: Strength) -> str:
-    if isinstance(strength, tuple):
-        return ", ".join(_PARTS[part] for part in strength)
-    return _STRENGTHS[strength]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,10 +1,44 @@
 """The last tokens before each token, across padding, documents and pieces of a stream."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from fwpkm_jax.rules.matrix.base import Starts
+from fwpkm_jax.rules.matrix.base import Starts, Tokens
+
+
+class WindowState(NamedTuple):
+    """A memory, and the tokens before, which the next one writes again, oldest first.
+
+    Their weights are 0 at places that no token has taken yet.
+    """
+
+    matrix: Float[Array, "*dims key value"]
+    keys: Float[Array, "*dims before key"]
+    values: Float[Array, "*dims before value"]
+    weights: Float[Array, "*dims before"]
+
+    @classmethod
+    def empty(cls, matrix: Float[Array, "batch heads key value"], window: int) -> "WindowState":
+        """The state before the first token, with such a memory."""
+        *dims, key, value = matrix.shape
+        before = (*dims, window - 1)
+        shapes = (*before, key), (*before, value), before
+        return cls(matrix, *(jnp.zeros(shape, matrix.dtype) for shape in shapes))
+
+    def window(self, token: Tokens, weight: Array) -> tuple[Array, Array, Array]:
+        """Keys, values and weights of one head's last tokens, its newest the last."""
+
+        def joined(old: Array, new: Array) -> Array:
+            return jnp.concatenate([old, new[None]])
+
+        return (
+            joined(self.keys, token.key),
+            joined(self.values, token.value),
+            joined(self.weights, weight),
+        )
 
 
 def last_tokens(
@@ -27,6 +61,12 @@ def last_tokens(
         starts = jnp.zeros(tokens[-1].shape[:2], bool)
     heads = jax.vmap(_of_head, in_axes=(1, 0, None), out_axes=1)
     return jax.vmap(heads)(tokens, before, starts)
+
+
+def writes(x: Array) -> Array:
+    """`[batch, length, heads, window, ...]` to `[batch, length * window, heads, ...]`."""
+    x = jnp.moveaxis(x, 3, 2)
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
 def _of_head(

@@ -6,31 +6,29 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from benchmarks import carried_verdicts
-from pallas_kernels import row_ops, verdicts
-from pallas_kernels.add_rms_norm import specs as add_rms_norm
-from pallas_kernels.cross_entropy import specs as cross_entropy
-from pallas_kernels.embed import specs as embed
-from pallas_kernels.gated_delta import specs as gated_delta
-from pallas_kernels.mix_rms_norm import specs as mix_rms_norm
-from pallas_kernels.product_top_k import specs as product_top_k
-from pallas_kernels.short_convolution import specs as short_convolution
-from pallas_kernels.slot_read import specs as slot_read
+from pallas_kernels import verdicts
+from pallas_kernels.add_rms_norm.api import ADD_RMS_NORM
+from pallas_kernels.cross_entropy.api import CROSS_ENTROPY
+from pallas_kernels.embed.api import EMBED
+from pallas_kernels.gated_delta.api import GATED_DELTA
+from pallas_kernels.mix_rms_norm.api import MIX_RMS_NORM
+from pallas_kernels.product_top_k.api import CHOOSE
+from pallas_kernels.row_ops import VALUE_SCAN
+from pallas_kernels.short_convolution.api import SHORT_CONVOLUTION
+from pallas_kernels.slot_read.api import SLOT_READ
 from pallas_kernels.verdicts import Verdict
 
-CHECKS: dict[str, Callable[..., None]] = {
-    "value_scan": row_ops.check,
-    "chunk_gated_delta_rule": gated_delta.check,
-    "product_top_k": product_top_k.check,
-    "short_convolution": short_convolution.check,
-    "slot_read": slot_read.check,
-    "add_rms_norm": add_rms_norm.check,
-    "mix_rms_norm": mix_rms_norm.check,
-    "embed": embed.check,
-    "cross_entropy": cross_entropy.check,
+CHECKS = {
+    operation.name: operation.checked_by
+    for operation in (
+        *(VALUE_SCAN, GATED_DELTA, CHOOSE, SHORT_CONVOLUTION, SLOT_READ),
+        *(ADD_RMS_NORM, MIX_RMS_NORM, EMBED, CROSS_ENTROPY),
+    )
 }
 """Check of each operation of the models, the longest first."""
 
@@ -44,7 +42,7 @@ def check_side_by_side(
     kept, so that tracing finds them.
     """
 
-    def of(check: Callable[..., None]) -> str | None:
+    def of(check: Any) -> str | None:
         found = verdicts.verdict(check, "gpu", device_kind, lambda: run(check, "gpu", device_kind))
         return found.failure
 

@@ -10,6 +10,9 @@ import pytest
 from fwpkm_jax.core.platform import compiled_for
 from fwpkm_jax.core.slots.delta.chunks import sparse_delta
 from fwpkm_jax.core.slots.delta.definition import DeltaTokens, write_and_read
+from fwpkm_jax.core.slots.values.exchange import PLAIN_SUMS
+from pallas_kernels.dispatch import interpret_kernels
+from pallas_kernels.row_ops import chosen_sums
 
 SLOTS, VALUE = 11, 3
 EXACT = 1e-12
@@ -120,6 +123,21 @@ def test_the_form_for_other_devices_gives_the_same():
     assert_trees_close(there, here, rtol=EXACT, atol=EXACT)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("kernel", ["gpu", "tpu"])
+def test_the_kernels_that_fwpkm_reads_and_adds_rows_with_give_the_same(kernel):
+    tables, tokens = in_single_precision(sample(8, length=6))
+    cotangents = tables[:, ::-1], tokens.values[:, ::-1]
+    with interpret_kernels(kernel):
+        sums = chosen_sums(tables, backend="pallas")
+        chunked = functools.partial(sparse_delta, chunk_size=4, sums=sums)
+        ours = with_gradients(chunked, tables, tokens, cotangents)
+    assert sums is not PLAIN_SUMS
+    plain = functools.partial(sparse_delta, chunk_size=4)
+    theirs = with_gradients(plain, tables, tokens, cotangents)
+    assert_trees_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.usefixtures("float64")
 def test_only_outputs_may_have_a_gradient():
     """The loss then leaves the final tables out, and the tables themselves are constants."""
@@ -136,6 +154,7 @@ def test_only_outputs_may_have_a_gradient():
     np.testing.assert_allclose(gradient(chunked), gradient(page), rtol=EXACT, atol=EXACT)
 
 
+@pytest.mark.thorough
 def test_single_precision_stays_close_where_slots_decay_to_nothing():
     tables, tokens = sample(4, decay=60.0)
     out = sparse_delta(*in_single_precision((tables, tokens)), chunk_size=8)

@@ -154,7 +154,6 @@ def _stop_at(fault, stop):
         (job.TokenOutput, "sync"),
         (job, "write_json"),
         (job, "publish"),
-        (job, "_manifest"),
     ):
         fault.setattr(owner, name, stepping(getattr(owner, name)))
 

@@ -52,6 +52,7 @@ def test_a_stream_that_devices_read_in_parts_writes_the_same_memory(tmp_path):
     [
         ("fwpkm/2/independent", "ahead/mesh/columns", "fwpkm/mesh/slots"),
         ("fwpkm/2/stream", "fwmlp_each/2/stream"),
+        ("sdm/2/columns", "sdm/mesh/independent", "sdm_each/4/independent"),
         ("fwmlp/2/independent", "clipped/8/independent", "head/4/documents"),
         ("fwmlp_each/8/independent", "fwpkm_each/mesh/independent"),
         pytest.param(
@@ -62,7 +63,7 @@ def test_a_stream_that_devices_read_in_parts_writes_the_same_memory(tmp_path):
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["split", "stream", "in_turn", "documents", "other_sizes"],
+    ids=["split", "stream", "sdm", "in_turn", "documents", "other_sizes"],
 )
 def test_every_kind_of_memory_takes_parts(tmp_path, cases):
     assert_equal(run_apart(tmp_path / "out.json", *cases))

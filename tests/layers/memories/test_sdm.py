@@ -1,5 +1,6 @@
 """A memory layer with Sparse Delta Memory: streams of any cut, documents, refusals."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -10,6 +11,7 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.rules import SDM
 from fwpkm_jax.testing.rule_case import sample_signals
 
@@ -77,7 +79,7 @@ def assert_close(actual, expected):
     )
 
 
-@pytest.mark.by_default("[4, 3, 2]")
+@pytest.mark.thorough("[4, 3, 2]")
 @pytest.mark.parametrize("lengths", [[LENGTH], [1] * LENGTH, [4, 3, 2]], ids=str)
 def test_a_stream_of_any_cut_equals_the_pass(lengths):
     x, memory = tokens(), written_memory()
@@ -108,6 +110,60 @@ def test_documents_read_and_write_as_if_alone():
         assert_close((streamed, end), (found, after))
 
 
+def learned_layer():
+    rule = dataclasses.replace(RULE, first_table="learned")
+    config = dataclasses.replace(CONFIG, rule=rule)
+    return FastWeight(config, MODEL, init_std=0.5, rngs=nnx.Rngs(0))
+
+
+def test_a_learned_table_is_where_memories_begin_and_go_back_to():
+    learned, x = learned_layer(), jnp.asarray(tokens(3))
+    starts = jnp.zeros((BATCH, LENGTH), bool).at[:, jnp.array([0, 5])].set(True)
+    first = np.asarray(learned.first_values[...])
+    begin = learned.init_memory(jax.random.key(0), groups=BATCH)
+    np.testing.assert_array_equal(begin.values, np.broadcast_to(first, begin.values.shape))
+    begin = jax.tree.map(lambda x: x.astype(jnp.float64), begin)
+
+    def outputs(learned, memory, starts=None):
+        return learned(x, memory, starts=starts)[:2]
+
+    y, written = nnx.jit(outputs)(learned, begin)
+    assert_close(learned.restart(written).values, begin.values)
+    # The layer's other weights are those of one that begins with zeros.
+    others = layer().init_memory(jax.random.key(0), groups=BATCH)._replace(values=begin.values)
+    assert_close((y, written), nnx.jit(outputs)(layer(), others))
+    # A document begins with it, too.
+    packed, _ = nnx.jit(outputs)(learned, begin, starts)
+    late, _ = nnx.jit(lambda learned, memory: learned(x[:, 5:], memory)[:2])(learned, begin)
+    assert_close(np.asarray(packed)[:, 5:], late)
+
+
+def test_a_learned_table_has_the_gradient_that_its_differences_have():
+    learned, x = learned_layer(), jnp.asarray(tokens(4))
+    graphdef, params = nnx.split(learned)
+    weights = np.random.default_rng(0).normal(size=x.shape)
+
+    @jax.jit
+    def loss(params):
+        layer = nnx.merge(graphdef, params)
+        memory = layer.init_memory(jax.random.key(0), groups=BATCH)
+        memory = jax.tree.map(lambda x: x.astype(jnp.float64), memory)
+        return jnp.sum(layer(x, layer.restart(memory))[0] * weights)
+
+    params = jax.tree.map(lambda x: x.astype(jnp.float64), params)
+    gradient = jax.jit(jax.grad(loss))(params)["first_values"][...]
+    assert np.sum(np.any(np.asarray(gradient) != 0, axis=1)) > 1
+    way = np.random.default_rng(1).normal(size=gradient.shape)
+
+    def moved(step):
+        other = jax.tree.map(lambda x: x, params)
+        other["first_values"] = params["first_values"].replace(params["first_values"][...] + step)
+        return float(loss(other))
+
+    along = (moved(1e-6 * way) - moved(-1e-6 * way)) / 2e-6
+    np.testing.assert_allclose(np.sum(gradient * way), along, rtol=1e-6)
+
+
 def test_a_frozen_memory_is_read_and_not_written():
     x, memory = tokens(2), written_memory()
     _, after = whole(x, memory, write=False)
@@ -122,5 +178,7 @@ def test_what_does_not_fit_is_refused_with_the_way_out():
     pending = layer().init_pending(2, 2, max_chunk_size=4, dtype=jnp.float32)
     with pytest.raises(ValueError, match="SDM writes each token at once"):
         layer().stream(x, own, pending, chunk_size="flush")
-    with pytest.raises(ValueError, match="SDM has no overlay"):
-        RULE.overlay(own, own, capacity=2)
+    sizes, names = (1, 1, 2), ("data", "fsdp", "model")
+    mesh = jax.sharding.AbstractMesh(sizes, names, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    with pytest.raises(ValueError, match=r"'slots' with SDM: .* of all its slots"):
+        Partition(mesh, "slots").memory_specs(RULE, own)

@@ -160,3 +160,22 @@ def test_unknown_mixers_are_named_with_those_that_exist():
 def test_normalised_reads_need_features_that_are_never_negative(make):
     with pytest.raises(ValueError, match="choose one of"):
         make()
+
+
+def test_a_learned_table_is_trained_and_what_a_cache_goes_back_to():
+    layer = MatrixMemory(SMALL.rule("sdm_heads"), SMALL, DIM, init_std=0.5, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, DIM))
+    starts = jnp.zeros((BATCH, LENGTH), bool).at[:, 5].set(True)
+    begin = layer.init_cache(BATCH, max_length=LENGTH, dtype=x.dtype)
+    after = layer(x, cache=begin)[1]
+    assert np.any(after.memory != begin.memory)
+    first = np.broadcast_to(layer.first_memory[...], begin.memory.shape)
+    np.testing.assert_array_equal(layer.reset_cache(after).memory, first)
+
+    @nnx.jit
+    def late_gradient(layer):
+        """Of what the second document reads: it begins with the table, too."""
+        return nnx.grad(lambda layer: jnp.sum(jnp.sin(layer(x, starts=starts)[0][:, 5:])))(layer)
+
+    found = np.asarray(late_gradient(layer)["first_memory"][...])
+    assert np.all(np.any(found != 0, axis=(1, 2)))  # Of both heads.

@@ -181,6 +181,7 @@ def test_the_memory_may_start_anew_in_every_sample(model, memory, result):
     assert losses[3] == losses[4] != result.arrays["loss_writing"][3]
 
 
+@pytest.mark.thorough
 def test_fast_weights_may_be_rounded_between_samples(model, memory, result):
     config = LongBenchConfig(piece_length=PIECE, yarn_factor=None, write="on")
     rounded = LONGBENCH.of_model(

@@ -26,15 +26,9 @@ from fwpkm_jax.core.chunks import from_chunks, to_chunks
 from fwpkm_jax.core.platform import platform
 from fwpkm_jax.core.recurrence.triangular import unit_lower_inverse
 from fwpkm_jax.core.slots.delta.definition import Decay, DeltaOutput, DeltaTokens
-from fwpkm_jax.core.slots.values.exchange import logged_rows
+from fwpkm_jax.core.slots.values.exchange import PLAIN_SUMS, RowSums, logged_rows
 from fwpkm_jax.core.slots.values.grouping import SlotGroups, group_chunks
-from fwpkm_jax.core.slots.values.rows import (
-    add_by_blocks,
-    add_rows,
-    dot_rows,
-    read_and_dot_rows,
-    read_rows,
-)
+from fwpkm_jax.core.slots.values.rows import add_by_blocks
 from fwpkm_jax.core.slots.values.scan import next_rows_of
 
 _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
@@ -46,6 +40,7 @@ def sparse_delta(
     *,
     decay: Decay = "slot",
     chunk_size: int = 64,
+    sums: RowSums = PLAIN_SUMS,
 ) -> DeltaOutput:
     """`definition.write_and_read` of several memories side by side.
 
@@ -57,6 +52,7 @@ def sparse_delta(
       tokens: of each memory, leaves `[groups, tokens, ...]`.
       decay: of written slots.
       chunk_size: tokens computed at once; changes speed, and results by rounding only.
+      sums: what reads, multiplies and adds to rows; kernels can replace it.
 
     Returns:
       The tables, and what each token read, `[groups, tokens, value]`.
@@ -79,7 +75,8 @@ def sparse_delta(
         (groups.rank, *(chunks.write_weights, chunks.read_weights, chunks.log_decay)),
     )
     flat = tables.reshape(num_groups * num_slots, width)
-    table, output = _value_scan(flat, relations, chunks.values, chunks.strength, groups)
+    scanned: Any = _value_scan(flat, relations, chunks.values, chunks.strength, groups, sums)
+    table, output = scanned
     output = from_chunks(output.swapaxes(0, 1), 1, length)[:, 0]
     return DeltaOutput(table.reshape(tables.shape), output)
 
@@ -142,19 +139,20 @@ def relate(
     )
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _value_scan(
     table: Float[Array, "slots value"],
     relations: Relations,
     values: Float[Array, "chunks groups tokens value"],
     strength: Float[Array, "chunks groups tokens"],
     groups: SlotGroups,
+    sums: RowSums,
 ) -> tuple[Float[Array, "slots value"], Float[Array, "chunks groups tokens value"]]:
     """The second phase: the table after all chunks, and what each token read."""
-    return _scan_and_log(table, relations, values, strength, groups)[0]
+    return _scan_and_log(sums, table, relations, values, strength, groups)[0]
 
 
-def _scan_and_log(table, relations, values, strength, groups):
+def _scan_and_log(sums, table, relations, values, strength, groups):
     """The scan, the touched rows before each chunk, and what it leaves of each token's error."""
     distinct = logged_rows(len(table), groups)
 
@@ -164,15 +162,15 @@ def _scan_and_log(table, relations, values, strength, groups):
         # Clipped: entries behind the last distinct slot lie outside the table and are never read.
         before = table.at[slots].get(mode="clip")
         found = _flat(of_rows.found)
-        old = read_rows(before, groups.rank[:, writes], found[:, writes]).reshape(values.shape)
-        read = read_rows(before, groups.rank[:, reads], found[:, reads]).reshape(values.shape)
+        old = sums.read(before, groups.rank[:, writes], found[:, writes]).reshape(values.shape)
+        read = sums.read(before, groups.rank[:, reads], found[:, reads]).reshape(values.shape)
         # e = b u with u = v - old - A e, so that (I + A b) u = v - old.
         inverse = unit_lower_inverse(of_rows.corrected * strength[:, None, :])
         error = _product("gtu,guv->gtv", inverse, values - old)
         change = strength[..., None] * error
         output = read + _product("gtu,guv->gtv", of_rows.seen, change)
         after = of_rows.kept[:, None] * before
-        after = _add(after, groups, writes, of_rows.left, change)
+        after = _add(sums, after, groups, writes, of_rows.left, change)
         # The table is written after every read of it, so that XLA changes it in place.
         table = table.at[slots].set(
             after, mode="drop", unique_indices=True, indices_are_sorted=True
@@ -193,17 +191,17 @@ class _Residuals(NamedTuple):
     table: Float[Array, ""] | None  # An array only if the gradient of the table is used.
 
 
-def _scan_forward(table, relations, values, strength, groups):
+def _scan_forward(table, relations, values, strength, groups, sums):
     asked = table.perturbed
     arguments = jax.tree.map(lambda x: x.value, (table, relations, values, strength, groups))
-    out, (log, errors) = _scan_and_log(*arguments)
+    out, (log, errors) = _scan_and_log(sums, *arguments)
     table, relations, _, strength, groups = arguments
     slots = jnp.zeros((table.shape[0], 0), table.dtype)
     asked = jnp.zeros((), table.dtype) if asked else None
     return out, _Residuals(log, errors, relations, strength, groups, slots, asked)
 
 
-def _scan_backward(residuals, cotangents):
+def _scan_backward(sums, residuals, cotangents):
     """Goes from the last chunk to the first; each puts the cotangents of its rows into the log.
 
     As in `core.slots.values.scan`: a row's cotangent after a chunk is that of the same slot's row
@@ -229,7 +227,7 @@ def _scan_backward(residuals, cotangents):
         index, next_rows, of_rows, strength, groups, error, output_bar = chunk
         before = jax.lax.dynamic_slice_in_dim(log, index * distinct, distinct)
         after_bar = log.at[next_rows].get(mode="promise_in_bounds")
-        back = _chunk_back(before, after_bar, of_rows, strength, groups, error, output_bar)
+        back = _chunk_back(sums, before, after_bar, of_rows, strength, groups, error, output_bar)
         log = jax.lax.dynamic_update_slice_in_dim(log, back[0], index * distinct, axis=0)
         return log, back[1:]
 
@@ -246,13 +244,13 @@ def _scan_backward(residuals, cotangents):
     return table_bar, relations_bar, values_bar, strength_bar, None
 
 
-def _chunk_back(before, after_bar, of_rows, strength, groups, error, output_bar):
+def _chunk_back(sums, before, after_bar, of_rows, strength, groups, error, output_bar):
     """The cotangents of one chunk: of the rows before it, relations, values and strengths."""
     writes, reads = _parts(of_rows)
     rank, found = groups.rank, _flat(of_rows.found)
     change = strength[..., None] * error
     # M after the chunk = kept M + left e.
-    change_bar, left_bar = read_and_dot_rows(
+    change_bar, left_bar = sums.read_and_dot(
         after_bar, rank[:, writes], _flat(of_rows.left), _flat(change)
     )
     # y = found M + B e.
@@ -267,8 +265,8 @@ def _chunk_back(before, after_bar, of_rows, strength, groups, error, output_bar)
     strength_bar = strength_bar + jnp.sum(pairs_bar * of_rows.corrected, axis=1)
     found_bar = jnp.concatenate(
         [
-            dot_rows(before, rank[:, writes], -_flat(values_bar)),
-            dot_rows(before, rank[:, reads], _flat(output_bar)),
+            sums.dot(before, rank[:, writes], -_flat(values_bar)),
+            sums.dot(before, rank[:, reads], _flat(output_bar)),
         ],
         axis=-1,
     )
@@ -280,23 +278,23 @@ def _chunk_back(before, after_bar, of_rows, strength, groups, error, output_bar)
         seen=seen_bar,
     )
     before_bar = of_rows.kept[:, None] * after_bar
-    before_bar = _add(before_bar, groups, writes, found[:, writes], -values_bar)
-    before_bar = _add(before_bar, groups, reads, found[:, reads], output_bar)
+    before_bar = _add(sums, before_bar, groups, writes, found[:, writes], -values_bar)
+    before_bar = _add(sums, before_bar, groups, reads, found[:, reads], output_bar)
     return before_bar, relations_bar, values_bar, strength_bar
 
 
 _value_scan.defvjp(_scan_forward, _scan_backward, symbolic_zeros=True)
 
 
-def _add(rows, groups, part, coefficients, vectors):
+def _add(sums, rows, groups, part, coefficients, vectors):
     """Adds a multiple of each token's vector to the rows of some of its places."""
     coefficients, vectors = _flat(coefficients), _flat(vectors)
-    if platform() == "cpu":
+    if platform() == "cpu" and sums is PLAIN_SUMS:
         return add_by_blocks(rows, groups.rank[:, part], coefficients, vectors)
     everywhere = jnp.zeros(groups.rank.shape, rows.dtype).at[:, part].set(coefficients)
     # The rows are a small table, whose slots are the ranks.
     own = groups._replace(slots=jnp.arange(groups.slots.shape[0], dtype=jnp.int32))
-    return add_rows(rows, own, everywhere, vectors)
+    return sums.add(rows, own, everywhere, vectors)
 
 
 def _parts(relations):

@@ -22,6 +22,9 @@ Decay = Literal["slot", "weighted"]
 """How much a written slot decays. slot: by the token's decay. weighted: by its decay to the power
 of the slot's write weight. All other slots keep what they hold."""
 
+FirstTable = Literal["zeros", "learned"]
+"""What a table starts from: zeros, or a parameter of the layer that holds the memory."""
+
 
 class DeltaTokens(NamedTuple):
     """What each token of one memory writes and reads, leaves `[tokens, ...]`.

@@ -142,7 +142,6 @@ def slot_weights(
     """Read weights of the chosen slots.
 
     Args:
-      scores: `[tokens, heads, top_k]`.
       normalization: `token` takes one softmax over all heads (FwPKM), `head` one per head (PKM).
       nonlinearity: `softmax`, or an elementwise `silu` or `relu` that ignores `normalization`.
       temperature: divides the scores.

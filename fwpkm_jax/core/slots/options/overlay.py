@@ -158,6 +158,32 @@ def open_groups(
     return map_memories(open_group, values, slot_ids, counted)
 
 
+def open_written(
+    values: OverlayTable,
+    write_ids: Int[Array, "groups tokens writes"],
+    read_ids: Int[Array, "groups tokens reads"],
+    counted: Float[Array, "groups tokens"],
+) -> tuple[OpenRows, Int[Array, "groups tokens reads"]]:
+    """`open_groups` where tokens read other slots than they write.
+
+    A slot that is only read gets no row of its own: copies for the reads stand behind the rows.
+
+    Returns:
+      The open rows with these copies, `slot_ids` of the written places, and the row of each place
+      that is read.
+    """
+    opened = open_groups(values, write_ids[:, None], counted[:, None])
+
+    def with_reads(values: OverlayTable, slot_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        place, held, _ = _find(values, slot_ids.reshape(-1))
+        copies, number = rows_to_read(values, slot_ids)
+        at = jnp.where(held, place, values.capacity + 1 + number.reshape(-1))
+        return jnp.concatenate([values.rows, copies]), at.reshape(slot_ids.shape)
+
+    rows, reads = map_memories(with_reads, opened.values, read_ids)
+    return opened._replace(rows=rows, slot_ids=opened.slot_ids[:, 0]), reads
+
+
 def write_overlays(
     values: OverlayTable,
     access: SlotAccess,
@@ -185,6 +211,16 @@ def write_overlays(
 def close_rows(values: AnyTable, rows: Float[Array, "..."]) -> AnyTable:
     """The table with the rows that an executor has written."""
     return values._replace(rows=rows) if isinstance(values, OverlayTable) else rows
+
+
+def whole_table(values: AnyTable) -> ValueTable:
+    """One memory's table as an array, for what an overlay does not do."""
+    if isinstance(values, OverlayTable):
+        raise ValueError(
+            "memory.values is an overlay, which run and write of the rule that made it change, "
+            "not step; use these, or make it private (overlays.to_private)."
+        )
+    return values
 
 
 def _find(values: OverlayTable, slots: Int[Array, " n"]) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -120,20 +120,23 @@ class ExchangeBack(NamedTuple):
     rows: ChunkRows
 
 
+Read = Callable[[ValueTable, SlotIds, SlotWeights], TokenValues]
 ReadAndDot = Callable[..., tuple[TokenValues, SlotWeights]]
 Dot = Callable[[ValueTable, SlotIds, TokenValues], SlotWeights]
 Add = Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable]
 
 
 class RowSums(NamedTuple):
-    """The sums over rows that the way back needs, each with the meaning of its default.
+    """The sums over rows that a way back needs, each with the meaning of its default.
 
     Attributes:
+      read: weighted sums of rows; only where a scan has operations of its own.
       read_and_dot: weighted sums of rows and inner products with the same rows.
       dot: inner products with rows.
       add: adds to rows.
     """
 
+    read: Read = read_rows
     read_and_dot: ReadAndDot = read_and_dot_rows
     dot: Dot = dot_rows
     add: Add = add_rows

@@ -259,17 +259,3 @@ def test_a_chat_is_told_quit_and_asked(tmp_path, monkeypatch):
     (found,) = map(json.loads, lines.read_text().splitlines())
     assert found["said"] == found["not_written"] == ["Bo or so.", "Me"]
     assert found["bytes"] == len(told)
-
-
-def test_a_page_shows_what_its_commands_print(tmp_path):
-    page, folder = tmp_path / "page.md", tmp_path / "clone"
-    folder.mkdir()
-    told = "```shell\necho Bo sits >> told\ncat >> told <<END\nAnd Mo.\nEND\n```\n\nText.\n\n"
-    asked = "```shell\necho $HOME; cat told; echo >&2 warned\n```\n\n```text\n"
-    page.write_text(f"{told}{asked}old\n```\n\n```bash\nfalse\n```\n")
-    run("lab.real_model.execute", "--page", page, "--folder", folder)
-    shown = "~\nBo sits\nAnd Mo.\n```\n\n```bash\nfalse\n```\n"
-    assert page.read_text() == f"{told}{asked}{shown}"
-    page.write_text("```shell\nfalse\n```\n")
-    with pytest.raises(subprocess.CalledProcessError):
-        run("lab.real_model.execute", "--page", page, "--folder", folder)

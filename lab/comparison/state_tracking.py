@@ -143,8 +143,8 @@ def _mixers(name: str, options: Options) -> dict[str, Any]:
 def _memory_layer(options: Options) -> dict[str, Any]:
     """FwPKM with one table of as many numbers as the tables of `sdm_heads` have together."""
     width = options.heads * options.head_dim
-    sizes = {"num_subkeys": options.head_dim // 2, "key_dim": width, "value_dim": width}
-    rule = FwPKM(lookahead=0, **sizes)
+    rows = options.head_dim // 2
+    rule = FwPKM(num_subkeys=rows, key_dim=width, value_dim=width, lookahead=0)
     return {
         "mixers": ("swa",) * options.layers,
         "window": 1,

@@ -2,10 +2,10 @@
 
     PYTHONPATH=build/cuda:. python -m benchmarks.compiled.launches --out launches_h100.json
 
-FwPKM's forward and backward pass at the paper's widths is compiled for the device, which needs the
-device's compiler (docs/howto/compile_ahead.md) but not the device. A loop over the chunks becomes a
-`while`; every fusion, kernel, copy and product in its body is one launch at least. XLA counts a
-nested loop once.
+A memory's forward and backward pass at the paper's widths is compiled for the device, which needs
+the device's compiler (docs/howto/compile_ahead.md) but not the device. A loop over the chunks
+becomes a `while`; every fusion, kernel, copy and product in its body is one launch at least. XLA
+counts a nested loop once.
 """
 
 import contextlib
@@ -26,13 +26,15 @@ from benchmarks.compiled.absent_devices import absent_device, kernels_for
 from benchmarks.compiled.traffic import COMPUTATION, LAUNCHING
 from benchmarks.machine import settings, write_result
 from benchmarks.options import parse
-from fwpkm_jax.rules import FwPKM, FwPKMMemory
+from fwpkm_jax.rules import SDM, FwPKM
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Compiles FwPKM's passes and counts launches by loop."""
+    """Compiles a memory's passes and counts launches by loop."""
 
+    rule: Literal["fwpkm", "sdm"] = "fwpkm"
+    """FwPKM, or Sparse Delta Memory with 64 writes and 64 reads of a token."""
     device: Literal["cpu", "h100"] = "h100"
     """Device to compile for."""
     subkeys: int = 512
@@ -51,7 +53,9 @@ class Options:
 
 def compiled_text(options: Options) -> str:
     """The gradients by queries, values and gates, and the written memory, compiled."""
-    rule = FwPKM(num_subkeys=options.subkeys, key_dim=options.dim, value_dim=options.dim)
+    rule = SDM(num_subkeys=options.subkeys, value_dim=options.dim)
+    if options.rule == "fwpkm":
+        rule = FwPKM(num_subkeys=options.subkeys, key_dim=options.dim, value_dim=options.dim)
     tokens = (options.batch, options.chunks * options.chunk_size)
     sharding = None
     if options.device != "cpu":
@@ -60,7 +64,7 @@ def compiled_text(options: Options) -> str:
     def array(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
 
-    def train(memory: FwPKMMemory, query, value, gate, cotangent) -> Any:
+    def train(memory: Any, query, value, gate, cotangent) -> Any:
         def loss(query, value, gate):
             sequence = rule.sequence(query, value, gate=gate, chunk_size=options.chunk_size)
             out = rule.run(memory, sequence, chunk_size=options.chunk_size)
@@ -71,7 +75,7 @@ def compiled_text(options: Options) -> str:
     memory = jax.eval_shape(lambda: rule.init(jax.random.key(0)))
     arguments = (
         jax.tree.map(lambda x: array(*x.shape), memory),
-        array(*tokens, 1, options.dim),
+        array(*tokens, 1, rule.key_dim),
         array(*tokens, options.dim),
         array(*tokens),
         array(*tokens, options.dim),

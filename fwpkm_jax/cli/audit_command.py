@@ -6,6 +6,7 @@ Exit codes: 0 no check failed; 1 a check failed; 2 wrong command line, or there 
 """
 
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from fwpkm_jax.audit.origin import figures, headline
 from fwpkm_jax.audit.page import as_text, summary
 from fwpkm_jax.cli.options import PluginOptions, parse_options
 from fwpkm_jax.interchange.weights_folder import open_run
+from fwpkm_jax.io.atomic import own_folder
 from fwpkm_jax.io.terminal import say_what_lasts, visible
 from fwpkm_jax.storage.compile_cache import use_compile_cache
 
@@ -82,30 +84,35 @@ def _audit(options: AuditOptions, path: Path) -> int:
                 f"seeds={name}: its model is another one than that of {path}; name "
                 "trainings of one configuration."
             )
-    name = str(path)
+    name, out = str(path), _out(options, path)
     say_what_lasts("Compiling; a line is printed when its check is done ...")
     found = audit_run(run, options, name=name, others=others, show=_show)
-    return _written(found, options, path, provenance_of(run, name=name, command=sys.argv))
+    return _written(found, out, path, provenance_of(run, name=name, command=sys.argv))
 
 
 def _audit_torch(options: AuditOptions, folder: Path) -> int:
+    out = _out(options, folder)
     say_what_lasts("Reading; a line is printed when its check is done ...")
     loaded = load_torch(folder)
     found = audit_torch(loaded.model, options, name=str(folder), data=loaded.data, show=_show)
     provenance = loaded.provenance | started_by(sys.argv)
-    return _written(found, options, folder, provenance)
+    return _written(found, out, folder, provenance)
+
+
+def _out(options: AuditOptions, audited: Path) -> Path:
+    """Where the bundle goes; what lies there is looked at before minutes are spent."""
+    out = audited / "audit" if options.out is None else options.out
+    return own_folder(out) if os.path.lexists(out) else out
 
 
 def _show(line: Line) -> None:
     print(visible(as_text(line)), flush=True)
 
 
-def _written(
-    found: Audit, options: AuditOptions, audited: Path, provenance: Mapping[str, Any]
-) -> int:
+def _written(found: Audit, out: Path, audited: Path, provenance: Mapping[str, Any]) -> int:
     """Writes the bundle and prints what it says; the exit code."""
     path = write_bundle(
-        audited / "audit" if options.out is None else options.out,
+        out,
         found.lines,
         found.answers,
         title=f"Audit of {audited.resolve().name}",

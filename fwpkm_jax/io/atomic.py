@@ -58,7 +58,10 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(number)  # Or the name may reach the disk before the contents.
-            temporary.replace(path)
+            try:
+                temporary.replace(path)
+            except IsADirectoryError as error:  # It names the temporary file.
+                raise IsADirectoryError(error.errno, error.strerror, str(path)) from None
         _to_disk(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -54,7 +54,7 @@ from fwpkm_jax.literals import Count, Positive, check_fields
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 from pallas_kernels.row_ops import chosen_sums
 
-_BLOCK = 64  # Tokens computed at once; changes speed, and results by rounding only.
+_BLOCK = 32  # Tokens computed at once; changes speed, and results by rounding only.
 
 
 class SDMMemory(NamedTuple):

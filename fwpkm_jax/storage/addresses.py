@@ -9,7 +9,7 @@ import errno
 import functools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -146,11 +146,35 @@ def read_small(place: str | Path, *, most: int) -> bytes:
         return read_bytes(place, most=most)
     address = address_of(place)
     store, path = open_store(address)
-    size = ask(address, lambda: int(store.info(path)["size"]))
+    return ask(address, lambda: content_of(address, store, path, store.info(path), most=most))
+
+
+def content_of(address: str, store: Any, path: str, info: Mapping[str, Any], *, most: int) -> bytes:
+    """The content of a small object; not more is asked for than its facts say.
+
+    Args:
+      address: of it, for messages.
+      store: from `open_store`, with the path in it.
+      info: what the store says of it.
+      most: bytes that are read.
+
+    Raises:
+      OutsideFileError: it has more than `most` bytes.
+      ConnectionError: other bytes came, after which a store is asked again.
+    """
+    size = int(info["size"])
     if size > most:
         problem = f"has {size:,} bytes, and at most {most:,} are expected"
-        raise OutsideFileError(address, problem, otherwise="fetch it again")
-    return ask(address, lambda: store.cat_file(path))
+        raise OutsideFileError(address, problem, otherwise="put the right one in its place")
+    content = store.cat_file(path, 0, size + 1) if size else b""
+    check_size(len(content), size)
+    return content
+
+
+def check_size(found: int, expected: int) -> None:
+    """Raises an error after which a store is asked again: a connection may end too early."""
+    if found != expected:
+        raise ConnectionError(f"{found} of {expected} bytes came")
 
 
 def store_error(address: str, error: Exception, *, doing: Asked = "read") -> OSError:

@@ -18,6 +18,7 @@ from jax._src import compilation_cache  # TODO: a public one once JAX takes cach
 from jax._src.compilation_cache_interface import CacheInterface
 
 from fwpkm_jax.io.atomic import replacing
+from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.storage.addresses import check_store, scheme_of
 from fwpkm_jax.storage.stores import Store
 
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "FWPKM_JAX_CACHE"
 """Environment variable: a folder to use, the address of one in a bucket, or `off`."""
 _DIGEST_BYTES = 32
+_MOST_BYTES = 2**31
 
 
 def use_compile_cache() -> Path | Store | None:
@@ -86,11 +88,13 @@ class _Programs(CacheInterface):
         if self._lost:
             return None
         try:
-            store = isinstance(self._path, Store)
-            content = self._path.read(name) if store else (self._path / name).read_bytes()
+            if isinstance(self._path, Store):
+                content = self._path.read(name, most=_MOST_BYTES)
+            else:
+                content = (self._path / name).read_bytes()
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except (OSError, OutsideFileError) as error:
             self._go_on_without("read", error)
             return None
         program, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
@@ -117,7 +121,7 @@ class _Programs(CacheInterface):
         except OSError as error:
             self._go_on_without("written", error)
 
-    def _go_on_without(self, what: str, error: OSError) -> None:
+    def _go_on_without(self, what: str, error: Exception) -> None:
         """Says it once; the folder is not asked again."""
         self._lost = True
         logger.warning(

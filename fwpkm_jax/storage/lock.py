@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from fwpkm_jax.io.atomic import check_local, open_own
-from fwpkm_jax.io.untrusted import shown
+from fwpkm_jax.io.untrusted import OutsideFileError, shown
 from fwpkm_jax.storage.addresses import StoreError
 from fwpkm_jax.storage.repeated import Repeated
 from fwpkm_jax.storage.stores import Store
@@ -279,7 +279,13 @@ class _Object:
         self._record = {**_record(), "token": self._token}
 
     def look(self) -> _Found | None:
-        return self._patient.versioned(self._name)
+        return self._look(self._patient)
+
+    def _look(self, store: Store) -> _Found | None:
+        try:
+            return store.versioned(self._name)
+        except OutsideFileError:  # Too large for a record.
+            return b"", ""
 
     def _next(self) -> bytes:
         self._beats += 1
@@ -299,7 +305,7 @@ class _Object:
         return taken
 
     def beat(self) -> bool:
-        found = self._store.versioned(self._name)
+        found = self._look(self._store)
         return self._wrote(found) and self._store.replace(self._name, self._next(), str(found[1]))
 
     def _wrote(self, found: _Found | None) -> TypeGuard[_Found]:
@@ -307,10 +313,10 @@ class _Object:
         return found is not None and (parse_record(found[0]) or {}).get("token") == self._token
 
     def is_ours(self) -> bool:
-        return self._wrote(self._store.versioned(self._name))
+        return self._wrote(self._look(self._store))
 
     def remove(self) -> None:
-        if self._wrote(self._patient.versioned(self._name)):
+        if self._wrote(self.look()):
             self._patient.remove(self._name)
 
     def close(self) -> None:

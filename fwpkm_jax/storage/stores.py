@@ -14,8 +14,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from fwpkm_jax.io.untrusted import OutsideFileError
-from fwpkm_jax.storage.addresses import TRIES, Answer, Asked, address_of, ask, open_store, scheme_of
+from fwpkm_jax.io.untrusted import MOST_JSON_BYTES, OutsideFileError
+from fwpkm_jax.storage.addresses import (
+    TRIES,
+    Answer,
+    Asked,
+    address_of,
+    ask,
+    check_size,
+    content_of,
+    open_store,
+    scheme_of,
+)
 
 _memory_writes = threading.Lock()
 
@@ -106,9 +116,9 @@ class Store:
         self._files.invalidate_cache()
         return self._files.info(self._path(name))
 
-    def read(self, name: str) -> bytes:
-        """An object's content. Raises FileNotFoundError if there is none."""
-        found = self.versioned(name)
+    def read(self, name: str, *, most: int = MOST_JSON_BYTES) -> bytes:
+        """An object's content. Raises FileNotFoundError if there is none; see `versioned`."""
+        found = self.versioned(name, most=most)
         if found is None:
             raise FileNotFoundError(f"There is no {self}/{name}; check the address.")
         return found[0]
@@ -131,7 +141,7 @@ class Store:
                     continue
                 if isinstance(content, Exception):
                     raise content
-                _check_size(len(content), size)
+                check_size(len(content), size)
                 found[name] = bytes(content)
             return found
 
@@ -161,13 +171,26 @@ class Store:
                 raise
             raise FileNotFoundError(f"{file} is gone.") from None
 
-    def download(self, name: str, file: Path) -> None:
-        """Writes an object to a new file here. Raises FileNotFoundError if it is gone."""
+    def download(self, name: str, file: Path, *, expected: int | None = None) -> None:
+        """Writes an object to a new file here.
+
+        Args:
+          name: of the object.
+          file: its path here.
+          expected: bytes that it must have.
+
+        Raises:
+          FileNotFoundError: it is gone.
+          OutsideFileError: it has another number of bytes.
+        """
 
         def get() -> None:
-            size = self._info(name)["size"]
-            self._files.get_file(self._path(name), str(file))
-            _check_size(file.stat().st_size, size)
+            size = int(self._info(name)["size"])
+            if size != (size if expected is None else expected):
+                problem = f"has {size:,} bytes, and {expected:,} are expected"
+                raise OutsideFileError(f"{self}/{name}", problem)
+            self._files.get_file(self._path(name), str(file), callback=_upto(size))
+            check_size(file.stat().st_size, size)
 
         self._ask(get, name)
 
@@ -176,16 +199,19 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             self._ask(lambda: self._files.rm_file(self._path(name)), name, "removed")
 
-    def versioned(self, name: str) -> tuple[bytes, str] | None:
+    def versioned(self, name: str, *, most: int = MOST_JSON_BYTES) -> tuple[bytes, str] | None:
         """An object's content and its version; None if there is none.
 
         If it is replaced meanwhile, the version is the older one, which `replace` then refuses.
+
+        Raises:
+          OutsideFileError: it has more than `most` bytes.
         """
 
         def read() -> tuple[bytes, str]:
             info = self._info(name)
-            content = self._files.cat_file(self._path(name))
-            _check_size(len(content), info["size"])
+            path = self._path(name)
+            content = content_of(f"{self}/{name}", self._files, path, info, most=most)
             version = info.get("generation") or info.get("ETag") or content.decode("latin-1")
             return content, str(version)
 
@@ -271,10 +297,15 @@ class Store:
         )
 
 
-def _check_size(found: int, expected: Any) -> None:
-    """Raises an error after which a store is asked again: a connection may end too early."""
-    if found != int(expected):
-        raise ConnectionError(f"{found} of {expected} bytes came")
+def _upto(size: int) -> Any:
+    """Ends a download that brings more bytes than the store said."""
+    from fsspec.callbacks import Callback
+
+    def check(_: object, come: int) -> None:
+        if come > size:
+            check_size(come, size)
+
+    return Callback(hooks={"check": check})
 
 
 def _listed(info: Mapping[str, Any]) -> Listed:

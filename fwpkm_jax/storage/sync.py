@@ -33,6 +33,8 @@ from fwpkm_jax.storage.stores import Listed, Store, checked_name
 
 _LAST = "config.json"
 _AT_ONCE = 8  # Downloads.
+_MOST_JSON = 2**26  # Bytes.
+_MOST_SMALL = 2**27  # Of what is no weights, such as a tokenizer.
 _MARKER = re.compile(r"(\d+)\.json")
 _FOLDER = re.compile(r"((\d+)-[0-9a-f]{16})/.+")
 
@@ -78,9 +80,14 @@ class FolderCopy:
 
         Raises:
           FileNotFoundError: one was removed since.
+          OutsideFileError: one of JSON is larger than any that is read.
         """
 
         def fetch(name: str) -> None:
+            size = self.there[name].size
+            if name.endswith(".json") and size > _MOST_JSON:
+                problem = f"has {size:,} bytes, and at most {_MOST_JSON:,} are expected"
+                raise OutsideFileError(f"{self.store}/{name}", problem, otherwise="put it right")
             try:
                 self._fetch(name)
             except FileNotFoundError:
@@ -246,8 +253,9 @@ class Versions:
             file.parent.mkdir(parents=True, exist_ok=True)
             there = f"{self._under}/{version.folder}/{name}"
             for _ in range(2):  # A bit may be lost on the way.
-                self._store.download(there, file)
-                if (file.stat().st_size, _sha256(file)) == version.files[name]:
+                size, digest = version.files[name]
+                self._store.download(there, file, expected=size)
+                if _sha256(file) == digest:
                     return
             raise OutsideFileError(f"{self._store}/{there}", "is not what was saved")
 
@@ -381,6 +389,8 @@ def made_in(folder: str | Path) -> Iterator[Path]:
 def fetched(folder: str | Path) -> Iterator[Path]:
     """A folder as it is on this machine; of one in a bucket, a copy that ends with the context.
 
+    Large files that are not safetensors have no content in the copy: no import reads them.
+
     Raises:
       FileNotFoundError: the bucket holds no whole folder there.
     """
@@ -395,5 +405,15 @@ def fetched(folder: str | Path) -> Iterator[Path]:
             raise FileNotFoundError(
                 f"{store}/{_LAST} does not exist; {store} holds no whole folder."
             )
-        copy.fetch()
+        large = [
+            name
+            for name, found in copy.there.items()
+            if found.size > _MOST_SMALL and not name.endswith(".safetensors")
+        ]
+        for name in large:  # Their size is all that a reader takes note of.
+            file = copy.folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("xb") as hollow:
+                hollow.truncate(copy.there[name].size)
+        copy.fetch(copy.there.keys() - large)
         yield Path(place)

@@ -124,11 +124,13 @@ def state_bytes(config: ModelConfig) -> int:
     """Bytes that the last layer's memory keeps of one sequence, without a convolution's inputs.
 
     Args:
-      config: float32 decoder whose last layer is a matrix memory.
+      config: float32 decoder whose last layer is a matrix memory, or has a memory layer.
     """
 
     def memory() -> Any:
         model = LanguageModel(config, rngs=nnx.Rngs(0))
+        if config.memory_layers:
+            return model.init_memory(jax.random.key(0))[f"layer_{config.memory_layers[-1]}"]
         mixer = model.blocks[-1].mixer
         return mixer.init_cache(1, max_length=1, dtype=jnp.float32).memory
 

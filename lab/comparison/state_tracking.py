@@ -15,6 +15,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,8 +23,10 @@ import numpy as np
 from benchmarks.machine import environment_once, settings
 from benchmarks.options import parse
 from fwpkm_jax.data.recall import Split
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
 from fwpkm_jax.rules.matrix.deltaproduct import DeltaProduct
 from lab.comparison.small_decoders import (
@@ -40,6 +43,9 @@ from lab.comparison.state_tracking_data import Group, StateTrackingData, StateTr
 
 SMALLEST = 6
 """Ids that every decoder has at least: those of s3."""
+FWPKM = "fwpkm"
+"""The name of a memory layer, written at every token, below attention that sees that token alone;
+no run by default."""
 
 
 def variants() -> dict[str, AbstractMatrixRule]:
@@ -102,16 +108,28 @@ class Options:
 
 def decoder(name: str, options: Options, *, vocabulary: int = SMALLEST) -> ModelConfig:
     """The decoder of one memory."""
-    rule = replace(RULES[name], convolution=options.convolution)
-    if isinstance(rule, DeltaProduct):
-        rule = replace(rule, num_steps=options.delta_steps)
+    parts = _memory_layer(options) if name == FWPKM else _mixers(name, options)
     return ModelConfig(
         vocab_size=vocabulary,
         model_dim=options.width,
-        mixers=(name.rstrip("+"),) * options.layers,
         mlp_dim=2 * options.width,
+        tie_embeddings=False,
+        head_bias=True,
+        head_init_std=0.0,
+        init_std=0.1,
+        activation_dtype="float32",
+        **parts,
+    )
+
+
+def _mixers(name: str, options: Options) -> dict[str, Any]:
+    rule = replace(RULES[name], convolution=options.convolution)
+    if isinstance(rule, DeltaProduct):
+        rule = replace(rule, num_steps=options.delta_steps)
+    return {
+        "mixers": (name.rstrip("+"),) * options.layers,
         # `without_decay` replaces the start of the decays.
-        matrix=MatrixMemoryConfig(
+        "matrix": MatrixMemoryConfig(
             num_key_heads=options.heads,
             num_value_heads=options.heads,
             key_head_dim=options.head_dim,
@@ -119,12 +137,20 @@ def decoder(name: str, options: Options, *, vocabulary: int = SMALLEST) -> Model
             decay_start="constant",
             rules=(rule,),
         ),
-        tie_embeddings=False,
-        head_bias=True,
-        head_init_std=0.0,
-        init_std=0.1,
-        activation_dtype="float32",
-    )
+    }
+
+
+def _memory_layer(options: Options) -> dict[str, Any]:
+    """FwPKM with one table of as many numbers as the tables of `sdm_heads` have together."""
+    width = options.heads * options.head_dim
+    rows = options.head_dim // 2
+    rule = FwPKM(num_subkeys=rows, key_dim=width, value_dim=width, lookahead=0)
+    return {
+        "mixers": ("swa",) * options.layers,
+        "window": 1,
+        "memory_layers": tuple(range(options.layers)),
+        "fast_weight": FastWeightConfig(rule=rule, chunk_size=1, gate_bias=2.0),
+    }
 
 
 def num_ids(group: Group, options: Options) -> int:

@@ -18,14 +18,15 @@ from fwpkm_jax.configs import recall as recall_config
 from fwpkm_jax.configs import recall_carried
 from fwpkm_jax.data import RecallData
 from fwpkm_jax.paper.models import paper_model
-from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.rules import SDM, FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from lab.findings import comparison, generalise, lookup, performance, sdm, text
 from lab.findings.needles import HALF
 from lab.findings.stored import Line, document_of, lines_of
-from lab.study.configs import variant
+from lab.study.configs import CONFIGS, variant
 from lab.study.lookup import texts
 from lab.study.lookup.neighbours import NearestNeighbours
+from lab.study.study import EXCERPT_CHARACTERS
 
 LARGE, SHORT = "real_size_h200.jsonl", "real_size_h100.jsonl"
 DEMO = "demo_cpu.jsonl"
@@ -217,8 +218,16 @@ def _sdm() -> tuple[str, ...]:
     rows = width // 2
     reads = {round(run["bytes_touched"] / 1000) for run in (fwpkm, heads)}
     assert heads["state_bytes"] == 4 * about["heads"] * rows**2 * width
+    study = CONFIGS["gdn_swa__sdm"]()
+    rule, asked = study.model.fast_weight.rule, lines_of(sdm.NUMBERS["SDM"])[0]
+    assert isinstance(rule, SDM)
     return (
-        f"a document states {pairs} pairs",
+        f"{rule.num_slots:,} slots of {rule.value_dim} numbers, of which a token writes"
+        f" {rule.num_writes} and reads {rule.num_reads}",
+        f"the {study.training.steps} steps are the same",
+        f"Each of {asked['samples']} haystacks is read four times",
+        f"first {EXCERPT_CHARACTERS:,} characters of eight unseen books",
+        f"A document states {pairs} pairs",
         f"{fwpkm['steps']} updates of {about['batch_size']} documents at the",
         f"a test with {tested} documents",
         f"a table of {rows**2} slots of {width} numbers",

@@ -10,10 +10,11 @@ from lab.findings.needles import HALF, OPEN, shares, shares_by_seed, trainings
 from lab.findings.stored import lines_of, markdown, over_seeds, share_over_seeds
 
 
-def _facts(run: str, way: str) -> list[float]:
+def facts_by_training(run: str, way: str, name: str = "shipped_cpu.jsonl") -> list[float]:
+    """Share of facts that a shipped config answers, its memory written or frozen."""
     return [
         line["recall"][way]["accuracy"]
-        for line in lines_of("shipped_cpu.jsonl")
+        for line in lines_of(name)
         if line["run"].partition(":")[0] == run
     ]
 
@@ -29,8 +30,8 @@ def _frozen(model: str) -> list[float]:
 
 
 def answer() -> str:
-    written = 100 * share_over_seeds(_facts("recall", "writing")).mean
-    frozen = 100 * share_over_seeds(_facts("recall", "frozen")).mean
+    written = 100 * share_over_seeds(facts_by_training("recall", "writing")).mean
+    frozen = 100 * share_over_seeds(facts_by_training("recall", "frozen")).mean
     once, four = (
         share_over_seeds(shares(OPEN, "needle_1x", readings=readings)) for readings in (1, 4)
     )
@@ -56,13 +57,13 @@ def _rows() -> list[tuple[str, list[float], list[float] | None]]:
     return [
         (
             "facts, a new memory for each sequence",
-            _facts("recall", "writing"),
-            _facts("recall", "frozen"),
+            facts_by_training("recall", "writing"),
+            facts_by_training("recall", "frozen"),
         ),
         (
             "facts, one memory carried from step to step",
-            _facts(carried, "writing"),
-            _facts(carried, "frozen"),
+            facts_by_training(carried, "writing"),
+            facts_by_training(carried, "frozen"),
         ),
         (
             "numbers in 500 bytes, gates initialised open, 1 reading",
@@ -137,7 +138,8 @@ def _gates() -> tuple[list[float], list[float]]:
     return at
 
 
-def _perplexities(model: str, name: str) -> list[float]:
+def perplexities(model: str, name: str) -> list[float]:
+    """Of unseen books, per byte, a memory written while they are read, by training."""
     lines = lines_of(name)
     return [x["ppl"]["writing"] for x in lines if x["run"].partition(":")[0] == model]
 
@@ -145,9 +147,9 @@ def _perplexities(model: str, name: str) -> list[float]:
 def notes() -> str:
     digits, text = _gates()
     half, backbone = (
-        float(np.mean(_perplexities(model, "study_cpu.jsonl"))) for model in (HALF, "gdn_swa")
+        float(np.mean(perplexities(model, "study_cpu.jsonl"))) for model in (HALF, "gdn_swa")
     )
-    second = [np.log(_perplexities(x, "study_second_cpu.jsonl")) for x in (OPEN, HALF)]
+    second = [np.log(perplexities(x, "study_second_cpu.jsonl")) for x in (OPEN, HALF)]
     open_cost = over_seeds(second[0] - second[1])
     once = sorted(shares(HALF, "needle_1x", readings=1))
     asked = [line["facts"]["told"]["exact"] for line in lines_of("zero_shot_cpu.jsonl")]
@@ -172,8 +174,8 @@ def notes() -> str:
 def facts() -> tuple[float, float]:
     """Shares of facts that the default answers, with its memory written and frozen."""
     return (
-        share_over_seeds(_facts("recall", "writing")).mean,
-        share_over_seeds(_facts("recall", "frozen")).mean,
+        share_over_seeds(facts_by_training("recall", "writing")).mean,
+        share_over_seeds(facts_by_training("recall", "frozen")).mean,
     )
 
 
@@ -186,8 +188,8 @@ def readme() -> list[list[str]]:
         share_over_seeds(shares_by_seed(HALF, "needle_1x", readings=readings))
         for readings in (1, 4)
     ]
-    facts = share_over_seeds(_facts("recall", "writing"))
-    without = share_over_seeds(_facts("recall", "frozen"))
+    facts = share_over_seeds(facts_by_training("recall", "writing"))
+    without = share_over_seeds(facts_by_training("recall", "frozen"))
     return [
         ["facts stated 96 to 255 tokens earlier", f"{facts:.3f}", f"{without:.3f}"],
         [

@@ -77,7 +77,7 @@ FAULTS = (
     ),
     Fault(
         "bucket: an answer that was cut is taken as whole",
-        "if found != int(expected):",
+        "if found != expected:",
         "if False:",
         _OUTAGES,
     ),

@@ -22,7 +22,7 @@ from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.mixers.lact import LaCTConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.language_model import ModelConfig
-from fwpkm_jax.rules import FwMLP, FwPKM
+from fwpkm_jax.rules import SDM, FwMLP, FwPKM
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig
 from fwpkm_jax.training.training_config import TrainingConfig
@@ -39,9 +39,17 @@ _FWMLP = FastWeightConfig(
     weight_by_gate=False,
 )
 
+# As many slots as FwPKM's, as many of them read, and the gate mixes read and value alike.
+_SDM = FastWeightConfig(
+    rule=SDM(num_subkeys=128, value_dim=64, num_writes=8, num_reads=8, write_norm="unit"),
+    chunk_size=CHUNK_SIZE,
+    weight_by_gate=False,
+)
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "gdn_swa": {},
     "gdn_swa__fwpkm": {"memory_layers": (2,)},
+    "gdn_swa__sdm": {"memory_layers": (2,), "fast_weight": _SDM},
     "gdn_swa__fwmlp": {"memory_layers": (2,), "fast_weight": _FWMLP},
     "gdn_swa__pkm": {"pkm_layers": (2,)},
     "gdn_swa__pkm_fwpkm": {"pkm_layers": (1,), "memory_layers": (2,)},

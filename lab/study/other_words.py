@@ -15,7 +15,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,11 @@ from fwpkm_jax.data import Tokenizer, load_tokenizer, needle_question
 from fwpkm_jax.evaluation import NeedleConfig, Subject
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.sources import text_sources, texts_of
-from fwpkm_jax.generation import generate
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
 from lab.study.controls import OTHER_QUESTION, in_other_words
-from lab.study.retention_facts import opened, write_facts
+from lab.study.retention_facts import read_to_write, write_facts
 
 WORDS = {
     "of training": needle_question("{key}"),
@@ -69,12 +67,9 @@ def told(
     """The memories `[samples, ...]` after each has read its haystack."""
     memory = jax.tree.map(lambda x: jnp.repeat(x[:1], len(samples), axis=0), subject.memory)
     texts = [tokenizer.encode(sample.haystack) for sample in samples]
-    write = partial(write_facts, *nnx.split(subject.model))
     for _ in range(readings):
-        state = opened(subject.model, memory, max(map(len, texts)))
-        # With one memory layer what a text writes does not depend on what the memory holds.
-        read = generate(subject.model, texts, state, max_new_tokens=0, chunk_size="flush").state
-        memory = write(memory, read.stream.layers)
+        read = read_to_write(subject.model, memory, max(map(len, texts)), texts)
+        memory = write_facts(subject.model, memory, read)
     return memory
 
 

@@ -171,7 +171,10 @@ def written_so(run: Run, method: Method) -> tuple[LanguageModel, Memory]:
         )
         return (with_open_gates(model) if method.open_gates else model), memory
     rule = run.model.config.fast_weight.rule
-    assert isinstance(rule, FwPKM)
+    if not isinstance(rule, FwPKM):
+        if method != METHODS["plain"]:
+            raise ValueError(f"{method} is a write of FwPKM; ask {type(rule).__name__} for plain.")
+        return run.model, run.memory
     assert rule.value_step is None
     rule = replace(
         rule,

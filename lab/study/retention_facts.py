@@ -62,7 +62,7 @@ class FactsRead(NamedTuple):
     """What each text leaves to be written, after it was read from the start of a row.
 
     Attributes:
-      told, other, new, later: as in `FactsTexts`, the stream's layers with all tokens waiting.
+      told, other, new, later: as in `FactsTexts`, each as `read_to_write` gives it.
     """
 
     told: Any
@@ -101,9 +101,6 @@ def read_facts(
 ) -> FactsRead:
     """Reads every text once, for all ways to write.
 
-    With one memory layer, what a token writes (query, target and gate) comes from the layers below
-    it and does not depend on the memory.
-
     Raises:
       ValueError: the model has several memory layers.
     """
@@ -121,11 +118,7 @@ def read_facts(
     haystacks = [encoded(each) for each in (texts.told, *texts.other, texts.new)]
     longest = max(texts.later.shape[2], *(len(text) for each in haystacks for text in each))
 
-    def read(text: Sequence[np.ndarray]) -> Any:
-        state = opened(model, memory, longest)
-        state = generate(model, list(text), state, max_new_tokens=0, chunk_size="flush").state
-        return state.stream.layers
-
+    read = partial(read_to_write, model, memory, longest)
     told, *other, new = (read(haystack) for haystack in haystacks)
     return FactsRead(told, other, new, [read(piece) for piece in texts.later])
 
@@ -160,7 +153,7 @@ def facts_kept(
       instead, and `new_1` and `new` of facts that are told after all the text.
     """
     people = jax.tree.map(lambda x: jnp.repeat(x[:1], plan.people, axis=0), memory)
-    write = partial(write_facts, *nnx.split(writer))
+    write = partial(write_facts, writer)
     found: dict[str, dict[str, Any]] = {}
 
     def asked(name: str, memory: Memory, samples: Sequence[NeedleSample]) -> None:
@@ -236,8 +229,31 @@ def opened(model: LanguageModel, memory: Memory, longest: int) -> Any:
     return init_generation(model, memory, batch=groups, **sizes)
 
 
+def read_to_write(
+    model: LanguageModel, memory: Memory, longest: int, texts: Sequence[np.ndarray]
+) -> Any:
+    """What `write_facts` takes, after each memory read a text of at most `longest` tokens.
+
+    With one memory layer, what a token writes (query, target and gate) comes from the layers below
+    it and does not depend on the memory. These are the stream's layers with all tokens waiting;
+    where tokens read their own writes, the texts.
+    """
+    if model.config.fast_weight.rule.reads_own_writes:
+        return texts
+    state = opened(model, memory, longest)
+    state = generate(model, list(texts), state, max_new_tokens=0, chunk_size="flush").state
+    return state.stream.layers
+
+
+def write_facts(model: LanguageModel, memory: Memory, read: Any) -> Memory:
+    """The memory after one write of each person's text; `read` is of `read_to_write`."""
+    if not model.config.fast_weight.rule.reads_own_writes:
+        return _write_waiting(*nnx.split(model), memory, read)
+    state = opened(model, memory, max(map(len, read)))
+    return generate(model, list(read), state, max_new_tokens=0).state.stream.memory
+
+
 @partial(jax.jit, static_argnames="graphdef")
-def write_facts(graphdef: Any, params: Any, memory: Memory, layers: Any) -> Memory:
-    """The memory after one write of each person's text."""
+def _write_waiting(graphdef: Any, params: Any, memory: Memory, layers: Any) -> Memory:
     model = nnx.merge(graphdef, params)
     return model.flush(Stream(memory, layers)).memory

@@ -30,6 +30,7 @@ HALF_GATE = ("--model.fast_weight.gate_bias", "0")
 KINDS: Mapping[str, tuple[str, ...]] = {
     "recall": ("recall",),
     "recall_without_memory": ("recall_without_memory",),
+    "sdm": ("sdm",),
     "recall_carried": ("recall_carried",),
     "recall_carried_half": ("recall_carried", *HALF_GATE, "--training.steps", "3000"),
     "recall_carried_full_writes": (

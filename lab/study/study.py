@@ -88,6 +88,7 @@ SEEDS = {
     MAIN + LONGER: (2,),
     MAIN + UNGATED + LONGER: (2,),
     MAIN + OPEN: (0, 1, 2),
+    "gdn_swa__sdm" + OPEN: (0,),
     "gdn_swa" + KEEPING: (0,),
     "gdn_swa" + KEEPING + TIED: (0,),
     "gdn_swa__pkm": (0, 1, 2),

@@ -48,6 +48,17 @@ def test_state_tracking_runs_and_is_drawn(tmp_path, capsys):
     assert (tmp_path / "comparison_states.png").stat().st_size > 0
 
 
+def test_fwpkm_has_a_table_of_as_many_numbers_as_the_heads_of_sdm(tmp_path):
+    out = tmp_path / "s.jsonl"
+    few = ("--groups", "parity", "--seeds", 0, "--length", 3, "--ends", 3, "--steps", 2)
+    few += ("--batch-size", 2, "--documents", 2, "--heads", 2, "--head-dim", 16)
+    run("lab.comparison.state_tracking", "--rules", "fwpkm", "sdm_heads", *few, "--out", out)
+    fwpkm, heads = result_lines(out)
+    keys = 2 * 8 * (2 * 16 // 2)
+    assert fwpkm["state_bytes"] - 4 * keys == heads["state_bytes"] == 2 * 4 * 8**2 * 16
+    assert fwpkm["settings"] == heads["settings"]
+
+
 def test_one_call_of_many_updates_equals_gradient_descent_written_out():
     def loss(params, fixed, batch):
         return jnp.mean((batch["x"] @ params["w"] + fixed - batch["y"]) ** 2)

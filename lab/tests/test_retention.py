@@ -12,8 +12,9 @@ from flax import nnx
 from fwpkm_jax.core.streams.pending import Pending
 from fwpkm_jax.data import TextData
 from fwpkm_jax.generation import init_generation
+from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.paper.evaluation.domains import read_domains
-from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.rules import SDM, FwPKM
 from fwpkm_jax.run import Run
 from fwpkm_jax.training.state import init_state, model_graph
 from lab.study import retention, retention_domains, retention_facts, retention_tables
@@ -100,7 +101,7 @@ def test_a_store_answers_what_was_told_after_other_text_while_it_holds_it(made_u
         model, memory = retention.written_so(made_up, method)
         rule = model.config.fast_weight.rule
         for layers in (told, other):
-            memory = retention_facts.write_facts(*nnx.split(model), memory, layers)
+            memory = retention_facts.write_facts(model, memory, layers)
             found = jax.vmap(lambda *x: rule.read(*x)[0])(memory[layer], signals.query[:, 0])
             right = np.isclose(found[:, :11], signals.value[:, 0, 1:12], atol=1e-6).all(axis=-1)
             yield right.sum(axis=1).tolist()
@@ -109,6 +110,39 @@ def test_a_store_answers_what_was_told_after_other_text_while_it_holds_it(made_u
     assert list(answered("strongest", 16)) == [[11, 11], strongest.tolist()]
     assert strongest.min() > 5
     assert strongest.max() < 11
+
+
+def test_a_memory_that_is_written_at_once_is_told_whole_texts(made_up):
+    """As the model's own pass over each text without the other's padding."""
+    made_up, _ = made_up
+    config = made_up.experiment.model
+    memory = dataclasses.replace(config.fast_weight, rule=SDM.tiny())
+    model = LanguageModel(dataclasses.replace(config, fast_weight=memory), rngs=nnx.Rngs(0))
+    memory = model.init_memory(jax.random.key(0), groups=2)
+    texts = [np.arange(length, dtype=np.int32) for length in (7, 12)]
+    told = memory
+    for _ in range(2):
+        read = retention_facts.read_to_write(model, memory, 12, texts)
+        told = retention_facts.write_facts(model, told, read)
+    for row, text in enumerate(texts):
+        alone = jax.tree.map(lambda x, row=row: x[row : row + 1], memory)
+        for _ in range(2):
+            alone = model.hidden(jnp.asarray(text[None]), alone).memory
+        for found, expected in zip(jax.tree.leaves(told), jax.tree.leaves(alone), strict=True):
+            assert np.abs(expected).max() > 0
+            np.testing.assert_allclose(found[row], expected[0], rtol=1e-4, atol=1e-7)
+
+
+def test_another_memory_has_the_plain_write_alone(made_up):
+    made_up, _ = made_up
+    config = made_up.experiment.model
+    memory = dataclasses.replace(config.fast_weight, rule=SDM.tiny())
+    config = dataclasses.replace(config, fast_weight=memory)
+    state = init_state(config, memory=made_up.experiment.training.memory, optimizer=None, seed=0)
+    of_sdm = made_up._replace(graphdef=model_graph(config), params=state.params)
+    assert retention.written_so(of_sdm, retention.METHODS["plain"])[1] is made_up.memory
+    with pytest.raises(ValueError, match="ask SDM for plain"):
+        retention.written_so(of_sdm, retention.METHODS["keys still"])
 
 
 def test_orders_hold_every_domain_once_and_end_differently():

@@ -136,6 +136,17 @@ def test_a_gpu_runs_no_kernel_twice_and_none_for_the_norm_that_is_not_asked_for(
 
 
 @pytest.mark.aot
+def test_a_gpu_reads_and_adds_the_rows_of_sdm_by_fwpkms_kernels():
+    options = launches.Options(rule="sdm", subkeys=128, dim=256, chunk_size=64, batch=1)
+    absent_device("h100")  # Skips where its compiler is missing.
+    kernels = [row["kernels"] for row in launches.loops(launches.compiled_text(options))]
+    # Of what the tokens read, their errors alone: the loss is linear in the rest.
+    assert {"slot_read": 1, "slot_add": 1, "slot_add_segments": 1} in kernels
+    back = {"slot_read": 1, "slot_dot": 3, "slot_add": 2, "slot_add_segments": 2}
+    assert back in kernels
+
+
+@pytest.mark.aot
 def test_a_gpu_updates_small_arrays_of_one_shape_in_few_launches():
     sharding = SingleDeviceSharding(absent_device("h100"))
     optimizer = make_optimizer(OptimizerConfig(), steps=10)

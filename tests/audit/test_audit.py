@@ -129,6 +129,10 @@ def test_the_command_tells_what_was_found_and_a_bundle_says_it_again(
     assert again.startswith("pass    origin, recall, frozen: Exact 0.000 [0.000, 0.000] of 24")
     assert told in again
     assert again.endswith(f"All files of {directory / 'audit'} are those of its manifest.\n")
+    (tmp_path / "link").symlink_to(directory)
+    monkeypatch.setattr(audit_command, "audit_run", None)  # Calling it would raise.
+    assert main(["audit", str(directory), "--out", str(tmp_path / "link")]) == 2
+    assert "link is a link; a run writes inside its own folder only" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from fwpkm_jax.data import TextData, load_tokenizer, make_dataset, stream_docume
 from fwpkm_jax.data.streams import formats, tables
 from fwpkm_jax.data.streams.files import data_files
 from tests.data.plain_writer import write_token_file
+from tests.faults.remote_places import Bucket
 
 EOS = 256
 TEXTS = [f"{number} " + "äbc"[number % 3] * (number * 7 % 50) for number in range(150)]
@@ -317,6 +318,15 @@ def test_a_folder_of_save_to_disk_is_read_as_it_says(tmp_path):
     config = config_of(folder, valid_paths=(str(folder),))
     tokens = [t for doc in stream_documents(config, "valid") for t in doc.tokens.tolist()]
     assert tokens == TOKENS
+
+
+def test_lines_of_an_object_are_read_through_what_clients_of_buckets_open(tmp_path, monkeypatch):
+    monkeypatch.setattr("fwpkm_jax.storage.addresses._file_system", lambda scheme: Bucket())
+    (tmp_path / "a.jsonl").write_text(LINES)
+    (tmp_path / "b.parquet").write_bytes(parquet_bytes(TEXTS))
+    config = config_of("none", valid_paths=(f"memory://{tmp_path}",))
+    tokens = [t for doc in stream_documents(config, "valid") for t in doc.tokens.tolist()]
+    assert tokens == TOKENS * 2
 
 
 def test_buckets_are_read_by_address_folder_and_pattern(tmp_path):

@@ -3,6 +3,7 @@
 Commands run on whole folders (a run, its memories, an audit's bundle, exported weights) while what
 they open is traced. Each place then becomes, in turn, a link to a file outside, a pipe, a device,
 a folder, and 3 GB of zeros, and the command that opened it runs again. Prints one line for each.
+What a bucket and a hub send lies in folders, too (`remote_places.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
+
+from tests.faults import remote_places
 
 ROOT = Path(__file__).parents[2]
 ODD = ("link", "pipe", "device", "folder", "zeros")
@@ -32,6 +36,8 @@ MEMORY_MIB = 300
 SECONDS = 10
 """Of computing; a command that waits longer than `_WALL` seconds hangs."""
 _WALL = 30
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+"""Compiling is most of what such small models cost."""
 SECRET = b"what the user never shares"
 
 
@@ -98,7 +104,8 @@ def _program(*arguments: str) -> Command:
     def run(folder: Path) -> int:
         from fwpkm_jax.cli import main
 
-        return main([x.replace("HERE", str(folder)) for x in arguments])
+        named = [x.replace("BUCKET", f"memory://{folder}/bucket") for x in arguments]
+        return main([x.replace("HERE", str(folder)) for x in named])
 
     return run
 
@@ -116,7 +123,7 @@ SMALL: dict[str, Command] = {
 # Folders with a model of one step of training.
 
 
-def make_whole(folder: Path) -> None:
+def make_whole(folder: Path, runs: str = "HERE") -> None:
     """A transformers folder, a run imported from it, a run with a memory, weights of its own."""
     from tests.data.chat_tokenizer import TEMPLATE, save_tokenizer
     from tests.interchange.test_outside_weights import qwen_folder, qwen_tensors
@@ -126,26 +133,28 @@ def make_whole(folder: Path) -> None:
     (model / "chat_template.jinja").write_text(TEMPLATE)
     (model / "generation_config.json").write_text('{"eos_token_id": 3}')
     for command in (
-        _program("import", "hf", "HERE/model", "HERE/imported"),
-        _TRAIN,
-        _GENERATE,
-        _program("export", "HERE/run", "HERE/weights"),
+        _program("import", "hf", "HERE/model", f"{runs}/imported"),
+        _program("train", "--base", f"{runs}/imported", "--run_dir", f"{runs}/run", *_TRAINING),
+        _generate(runs),
+        _program("export", f"{runs}/run", "HERE/weights"),
     ):
         with _quiet() as said:
             code = command(folder)
         assert not code, said.getvalue()
 
 
-_TRAIN = _program(
-    *("train", "--base", "HERE/imported", "--run_dir", "HERE/run", "--training.steps", "1"),
-    *("--training.batch_size", "2", "--data.length", "32", "--training.validation_batches", "0"),
+_TRAINING = (
+    *("--training.steps", "1", "--training.validation_batches", "0"),
+    *("--training.batch_size", "2", "--data.length", "32"),
     *("--model.memory_layers", "0", "--model.fast_weight.rule.num_subkeys", "8"),
     *("--model.fast_weight.chunk_size", "16", "--model.fast_weight.rule.key_dim", "8"),
     *("--model.fast_weight.rule.value_dim", "8"),
 )
-_GENERATE = _program(
-    *("generate", "HERE/run", "--memory", "alice", "--prompt", "the cat", "--max_new_tokens", "3")
-)
+
+
+def _generate(runs: str) -> Command:
+    say = ("--memory", "alice", "--prompt", "the cat", "--max_new_tokens", "3")
+    return _program("generate", f"{runs}/run", *say)
 
 
 def _load(folder: Path) -> None:
@@ -165,24 +174,66 @@ def _chat(folder: Path) -> int:
     return _program("chat", "HERE/run", "--memory", "alice", "--max_new_tokens", "3")(folder) or 0
 
 
+def _audit(folder: Path) -> int:
+    """Without what is asked of the model, which takes a minute and opens nothing of the folder."""
+    from fwpkm_jax.cli import audit_command
+    from tests.faults.fuzz.readers import audited
+
+    with mock.patch.object(audit_command, "audit_run", return_value=audited()):
+        code = _program("audit", "HERE/run", "--seeds", "HERE/run")(folder)
+    return 0 if code == 1 else code or 0  # 1: of these answers a line fails.
+
+
 WHOLE: dict[str, Command] = {
     "load_run": _load,
     "export": _program("export", "HERE/run", "HERE/out"),
     "export hf": _program("export", "hf", "HERE/imported", "HERE/out"),
     "import hf": _program("import", "hf", "HERE/model", "HERE/out"),
     "read_folder": _weights,
-    "generate": _GENERATE,
+    "generate": _generate("HERE"),
     "chat": _chat,
     "train --resume": _program("train", "--resume", "HERE/run"),
-    "eval": _program("eval", "HERE/run", "--limit", "1"),
-    "audit RUN": _program(
-        *("audit", "HERE/run", "--seeds", "HERE/run", "--texts", "4", "--length", "64"),
-        *("--tokens", "300"),
-    ),
+    "eval": _program("eval", "HERE/run", "--limit", "1", "--ppl.max_tokens", "100"),
+    "audit RUN": _audit,
 }
-SETS: dict[str, tuple[Callable[[Path], None], dict[str, Command]]] = {
-    "small": (make_small, SMALL),
-    "whole": (make_whole, WHOLE),
+
+
+# Folders of a bucket, and of a hub.
+
+
+def make_remote(folder: Path) -> None:
+    """A run in a bucket; a model and texts in the bucket and at a hub."""
+    remote_places.connect(folder)
+    (folder / "bucket").mkdir()
+    make_whole(folder, "BUCKET")
+    remote_places.fill(folder)
+
+
+def _prepare(source: str) -> Command:
+    def run(folder: Path) -> int:
+        from fwpkm_jax.data.prepare.command import main
+
+        texts = source.replace("BUCKET", f"memory://{folder}/bucket")
+        how = ("--tokenizer", "bytes", "--layout", "stream")
+        return main(["text", "--input", texts, "--out", f"{folder}/out/a.bin", *how])
+
+    return run
+
+
+REMOTE: dict[str, Command] = {
+    "memories": _program("memories", "BUCKET/run"),
+    "generate": _generate("BUCKET"),
+    "train --resume": _program("train", "--resume", "BUCKET/run"),
+    "export hf": _program("export", "hf", "BUCKET/imported", "HERE/out"),
+    "import hf": _program("import", "hf", "BUCKET/model", "HERE/out"),
+    "prepare": _prepare("BUCKET/texts"),
+    "import hf NAME": _program("import", "hf", remote_places.MODEL, "HERE/out"),
+    "prepare hf://": _prepare(f"hf://datasets/{remote_places.TEXTS}"),
+}
+SETS: dict[str, tuple[Callable[[Path], None], dict[str, Command], tuple[str, ...]]] = {
+    "small": (make_small, SMALL, ODD),
+    "whole": (make_whole, WHOLE, ODD),
+    "remote": (make_remote, REMOTE, ("device", "folder", "zeros")),
 }
 
 
@@ -200,7 +251,9 @@ def traced(command: Command, folder: Path) -> list[Place]:
         name = os.path.abspath(os.fsdecode(path)).removeprefix(f"{folder}/")
         made = event == "open" and arguments[2] & os.O_CREAT and not os.path.lexists(path)
         top, _, below = name.partition("/")
-        if below and top in given and not made:  # The user names the folders themselves.
+        listed = event != "open" and top == "bucket"  # Which has no folders.
+        # The user names the folders themselves.
+        if below and top in given and not (made or listed):
             found[Place(name, _opener())] = None
 
     tracing = True
@@ -222,7 +275,9 @@ def _opener() -> str:
     return "a library's thread"
 
 
-def cases(commands: dict[str, Command], good: Path, work: Path) -> list[Case]:
+def cases(
+    commands: dict[str, Command], good: Path, work: Path, odds: tuple[str, ...] = ODD
+) -> list[Case]:
     """Each place with the first command that opens it there, made odd in every way."""
     first: dict[Place, str] = {}
     for name, command in commands.items():
@@ -234,7 +289,7 @@ def cases(commands: dict[str, Command], good: Path, work: Path) -> list[Case]:
             path = file.relative_to(work).as_posix()  # A library reads these without a trace.
             if file.is_file() and not any(place.path == path for place in first):
                 first[Place(path, "a library")] = name
-    return [Case(name, place, odd) for place, name in first.items() for odd in ODD]
+    return [Case(name, place, odd) for place, name in first.items() for odd in odds]
 
 
 def _copied(good: Path, work: Path) -> None:
@@ -297,7 +352,7 @@ def tried(command: Command, case: Case, good: Path, work: Path) -> Outcome:
         with _quiet() as said:
             code = command(work)
     except _Late:
-        return Outcome("hangs")
+        return Outcome("hangs", "", _peak_mib() - before, time.process_time() - began)
     except (OSError, ValueError, DamagedCheckpointError) as error:  # A command prints it.
         code = 2
         said.write(str(error) if str(work) in str(error) else traceback.format_exc())
@@ -354,7 +409,7 @@ def outcomes(name: str, *, only: tuple[str, ...] = ODD) -> Iterator[tuple[Case, 
         make = [sys.executable, "-m", "tests.faults.places", name, "--in", temporary]
         environment = os.environ | {
             "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "MALLOC_ARENA_MAX": "2",
-            "FWPKM_JAX_CACHE": f"{temporary}/programs",
+            "FWPKM_JAX_CACHE": f"{temporary}/programs", "XLA_FLAGS": _QUICK,
         }  # fmt: skip
         subprocess.run([*make, "--make"], cwd=ROOT, env=environment, check=True)
         listed = json.loads(Path(temporary, "cases.json").read_text())
@@ -369,7 +424,9 @@ def outcomes(name: str, *, only: tuple[str, ...] = ODD) -> Iterator[tuple[Case, 
             assert process.stdout is not None
             with selectors.DefaultSelector() as ready, process:
                 ready.register(process.stdout, selectors.EVENT_READ)
-                while wanted and ready.select(timeout=3 * _WALL):
+                patience = 40 * _WALL  # A process runs its commands once before the first case.
+                while wanted and ready.select(timeout=patience):
+                    patience = 3 * _WALL
                     line = process.stdout.readline()
                     if not line:
                         break
@@ -381,14 +438,18 @@ def outcomes(name: str, *, only: tuple[str, ...] = ODD) -> Iterator[tuple[Case, 
 
 
 def _child(name: str, folder: Path, numbers: str | None) -> None:
-    make, commands = SETS[name]
+    make, commands, odds = SETS[name]
     good, work = folder / "good", folder / "work"
     if numbers is None:
         good.mkdir()
         make(good)
-        found = cases(commands, good, work)
+        if name == "remote":
+            remote_places.connect(work)
+        found = cases(commands, good, work, odds)
         (folder / "cases.json").write_text(json.dumps(found))
         return
+    if name == "remote":
+        remote_places.connect(work)
     listed = json.loads((folder / "cases.json").read_text())
     out = os.fdopen(os.dup(1), "w")
     # Orbax drops its other reads where one fails; they would be told while a later case runs.

@@ -19,11 +19,12 @@ CHEAP = ("link", "pipe", "device", "folder")
         pytest.param("small", CHEAP, marks=pytest.mark.thorough),
         pytest.param("small", ("zeros",), marks=pytest.mark.slow),
         pytest.param("whole", ODD, marks=pytest.mark.slow),
+        pytest.param("remote", ("device", "folder", "zeros"), marks=pytest.mark.slow),
     ],
 )
 def test_an_odd_thing_in_a_place_is_refused_in_a_line_or_does_no_harm(fault, name, odd):
     found = list(outcomes(name, only=odd))
-    with fault("a link, pipe, device, folder or 3 GB in a received folder", len(found)):
+    with fault("a link, pipe, device, folder or 3 GB where others wrote", len(found)):
         assert len(found) > 15 * len(odd)
         assert not [(case, outcome) for case, outcome in found if not outcome.right]
     refused = {case.odd for case, outcome in found if outcome.kind == "refused"}

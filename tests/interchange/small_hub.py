@@ -1,6 +1,7 @@
 """A hub on this machine: what the client asks for fetching and pushing, and no more."""
 
 import base64
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ class SmallHub:
       asked: lines "GET /path" in order.
       cuts: of how many downloads of weights the connection is lost halfway.
       lies: what answers say in place of the truth: "sha" of a model, "path" of one more file,
-        "etag" and "commit" in the headers of files, "body" of the weights.
+        "etag" and "commit" in the headers of files, "body" of the weights; "large" is a file of
+        which the list states 3 GB, "endless" one, or "tree" or "revision", that has no end.
     """
 
     def __init__(self) -> None:
@@ -109,6 +111,8 @@ class _Handler(loopback.Handler):
     def do_GET(self) -> None:
         parts = [unquote(x) for x in urlsplit(self.path).path.strip("/").split("/")]
         self.hub.asked.append(f"{self.command} {urlsplit(self.path).path}")
+        if self.command == "GET" and self.hub.lies.get("endless") in parts:
+            return self._endless()
         match parts:
             case ["api", "whoami-v2"]:
                 if self.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -135,7 +139,11 @@ class _Handler(loopback.Handler):
                 found = self._commit(f"{owner}/{name}", revision)
                 if found is not None:
                     more = [(self.hub.lies["path"], b"")] if "path" in self.hub.lies else []
-                    self._json([_entry(path, x) for path, x in [*found[1].items(), *more]])
+                    entries = [_entry(path, x) for path, x in [*found[1].items(), *more]]
+                    for entry in entries:
+                        if entry["path"] == self.hub.lies.get("large"):
+                            entry["size"] = 3 * 2**30
+                    self._json(entries)
             case [owner, name, "resolve", revision, *path]:
                 found = self._commit(f"{owner}/{name}", revision)
                 if found is not None:
@@ -144,6 +152,15 @@ class _Handler(loopback.Handler):
                 self._refuse(404, "")
 
     do_HEAD = do_GET
+
+    def _endless(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.close_connection = True
+        with contextlib.suppress(OSError):  # The client goes.
+            while True:
+                self.wfile.write(b"100000\r\n" + bytes(2**20) + b"\r\n")
 
     def _file(self, commit: str, files: dict[str, bytes], path: str) -> None:
         if path not in files:

@@ -187,6 +187,11 @@ def test_what_the_hub_refuses_ends_in_one_line(
         ("commit", "../../../../mine", "has X-Repo-Commit '../../../../mine' at this hub"),
         ("commit", "c" * 40, "is of another commit than "),
         ("body", "?", "and the hub states "),
+        ("large", "config.json", "config.json has 3,221,225,472 bytes, and at most 134,217,728"),
+        ("endless", "config.json", "has more than 33,554,432 bytes at this hub; name another"),
+        ("endless", "model-00002-of-00002.safetensors", "has more than 33,554,432 bytes at"),
+        ("endless", "tree", "has more than 33,554,432 bytes at this hub; name another hub"),
+        ("endless", "revision", "has more than 33,554,432 bytes at this hub; name another hub"),
     ],
 )
 def test_a_hub_that_lies_writes_nothing_outside_the_cache_and_makes_no_run(

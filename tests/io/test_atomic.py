@@ -99,6 +99,14 @@ def test_a_file_that_stays_in_its_place_is_opened_only_if_it_is_plain(tmp_path, 
     assert target.exists() == (kind != "dangling")
 
 
+def test_a_folder_that_has_the_name_of_a_file_is_named(tmp_path):
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(IsADirectoryError) as raised:
+        write_json(tmp_path / "a.json", 4)
+    assert raised.value.filename == str(tmp_path / "a.json")
+    assert [x.name for x in tmp_path.iterdir()] == ["a.json"]
+
+
 def test_a_folder_of_a_run_is_no_link(tmp_path):
     assert own_folder(tmp_path / "a") == own_folder(tmp_path / "a") == tmp_path / "a"
     (tmp_path / "b").symlink_to(tmp_path / "a")

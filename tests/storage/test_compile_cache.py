@@ -196,7 +196,7 @@ def test_a_bucket_that_cannot_be_read_or_written_costs_one_warning(
     with a_store("memory", monkeypatch) as address:
         monkeypatch.setenv("FWPKM_JAX_CACHE", address)
 
-        def fail(self, *_):
+        def fail(self, *_, **__):
             raise StoreError(f"{self} is away.")
 
         monkeypatch.setattr(Store, lost, fail)

@@ -177,7 +177,7 @@ def place(request, monkeypatch, tmp_path):
 
 def content_of(place, name="lock"):
     if isinstance(place, Store):
-        found = place.versioned(name)
+        found = place.versioned(name, most=10**7)
         return found and found[0]
     return (place / name).read_bytes() if (place / name).exists() else None
 
@@ -229,8 +229,15 @@ def test_a_holder_that_is_known_to_be_gone_is_not_waited_for(place):
 
 @pytest.mark.parametrize(
     "content",
-    [b"combination of the safe: 17-4-99\n", b"[]", b"7", b'{"a": 1}', b"\xff\xfe"],
-    ids=["text", "list", "number", "object", "bytes"],
+    [
+        b"combination of the safe: 17-4-99\n",
+        b"[]",
+        b"7",
+        b'{"a": 1}',
+        b"\xff\xfe",
+        b"x" * 9_000_000,
+    ],
+    ids=["text", "list", "number", "object", "bytes", "large"],
 )
 def test_what_is_no_record_of_this_program_is_refused_and_stays(place, patience, content):
     for name in ("lock", "alice.lock"):

@@ -6,6 +6,7 @@ import pytest
 
 from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.storage import stores
+from fwpkm_jax.storage.addresses import StoreError
 from fwpkm_jax.storage.stores import Store
 from tests.training.runs.stores import a_store
 
@@ -42,6 +43,18 @@ def test_objects_are_read_written_listed_and_removed(address, tmp_path):
     assert list(store.sizes()) == ["a/b c.txt"]
     with pytest.raises(FileNotFoundError, match=rf"There is no {address}/none"):
         store.read("none")
+
+
+def test_an_object_of_more_bytes_than_its_store_states_is_not_taken(address, tmp_path, monkeypatch):
+    store, whole = Store(address), Store._info
+    store.write("x", bytes(30_000_000))
+    assert len(store.read("x", most=30_000_000)) == 30_000_000
+    with pytest.raises(OutsideFileError, match="/x has 30,000,000 bytes, and at most 8,388,608"):
+        store.read("x")
+    monkeypatch.setattr(Store, "_info", lambda self, name: {**whole(self, name), "size": 10})
+    with pytest.raises(StoreError, match="of 10 bytes came"):
+        store.download("x", tmp_path / "x")
+    assert (tmp_path / "x").stat().st_size < 30_000_000
 
 
 def test_an_object_appears_when_its_upload_is_complete(monkeypatch, tmp_path):

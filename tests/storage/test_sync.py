@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.storage.addresses import StoreError
 from fwpkm_jax.storage.stores import Store
-from fwpkm_jax.storage.sync import FolderCopy, Versions
+from fwpkm_jax.storage.sync import FolderCopy, Versions, fetched
 from tests.training.runs.stores import a_store
 
 
@@ -108,12 +109,39 @@ def test_a_file_that_is_not_what_was_saved_makes_its_version_damaged(store, tmp_
     assert names - {name} <= set(store.sizes())
 
 
+def test_a_file_of_another_size_than_the_marker_names_is_not_downloaded(
+    store, tmp_path, monkeypatch
+):
+    (name,) = (name for name in write(store, tmp_path, 3) if name.endswith("/a"))
+    store.write(name, bytes(10**6))
+    monkeypatch.setattr(store._files, "get_file", None)  # Calling it would raise.
+    versions = look(store)
+    assert content_of(versions, 3, tmp_path) is None
+    assert f"{name} has 1,000,000 bytes, and 7 are expected" in versions.damaged[3]
+
+
+def test_what_is_larger_than_its_reader_takes_is_not_downloaded(store, tmp_path, monkeypatch):
+    store.write("config.json", b"{}")
+    store.write("model.bin", b"x" * 100)
+    store.write("hf/tokenizer.json", b"x" * 50)
+    monkeypatch.setattr("fwpkm_jax.storage.sync._MOST_SMALL", 80)
+    with fetched(store.address) as folder:
+        assert (folder / "config.json").read_bytes() == b"{}"
+        assert (folder / "model.bin").read_bytes() == bytes(100)
+    monkeypatch.setattr("fwpkm_jax.storage.sync._MOST_JSON", 40)
+    copy = FolderCopy(store, tmp_path / "copy")
+    copy.look()
+    said = "run/hf/tokenizer.json has 50 bytes, and at most 40 are expected; put it right."
+    with pytest.raises(OutsideFileError, match=said):
+        copy.fetch()
+
+
 @pytest.mark.parametrize("request_", ["read", "download", "upload", "write", "remove"])
 def test_a_store_that_fails_is_an_error_and_no_damage(store, tmp_path, monkeypatch, request_):
     write(store, tmp_path, 3)
     versions, before = look(store), store.sizes()
 
-    def fail(*_):
+    def fail(*_, **__):
         raise StoreError("503")
 
     calls = {
@@ -136,8 +164,8 @@ def test_a_file_that_is_damaged_on_the_way_is_fetched_again(store, tmp_path, mon
     write(store, tmp_path, 3)
     whole, seen = Store.download, set()
 
-    def download(self, name, file):
-        whole(self, name, file)
+    def download(self, name, file, *, expected):
+        whole(self, name, file, expected=expected)
         if name not in seen:
             seen.add(name)
             file.write_bytes(b"x" * file.stat().st_size)

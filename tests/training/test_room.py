@@ -20,7 +20,7 @@ def needed(setup):
 
 
 def give(monkeypatch, size, devices=1):
-    monkeypatch.setattr(room, "memory_of", lambda found: size * devices)
+    monkeypatch.setattr(room, "device_bytes", lambda found: size * devices)
 
 
 def test_state_and_gradients_must_fit_a_device_and_activations_are_told(monkeypatch):

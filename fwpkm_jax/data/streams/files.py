@@ -3,6 +3,7 @@
 import abc
 import gzip
 import hashlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,7 +137,8 @@ class BucketFile(AbstractDataFile):
     def open(self) -> IO[bytes]:
         store, path = open_store(self.name)
         try:
-            return store.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
+            content = store.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
+            return io.BufferedReader(content, 2**20)  # Its own `readline` takes no bound.
         except Exception as error:
             raise store_error(self.name, error) from error
 
@@ -166,7 +168,7 @@ class HubFile(AbstractDataFile):
         return self.bytes
 
     def open(self) -> BinaryIO:
-        return open_file(fetch_file(self.repository, self.path))
+        return open_file(fetch_file(self.repository, self.path, size=self.bytes))
 
     def identity(self, *, sampled: bool) -> str:
         return self.object_id

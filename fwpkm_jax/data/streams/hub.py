@@ -5,6 +5,7 @@ after a lost connection. `HF_ENDPOINT` names another hub.
 """
 
 import contextlib
+import contextvars
 import functools
 import logging
 import re
@@ -26,6 +27,11 @@ _ADDRESS = re.compile(
     rf"{HUB}://datasets/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([^/]+))?(?:/(.+))?"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_MOST_FILES = 200_000
+"""Of a repository; the hub advises against more than half of them."""
+_MOST_BYTES = 2**25
+"""Of an answer that is no file; and of a file for which the hub states fewer."""
+_most: contextvars.ContextVar[int] = contextvars.ContextVar("bytes of an answer")
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -115,23 +121,35 @@ def files_at(client: Any, api: Any, name: str, commit: str, kind: str) -> list[A
       kind: "model" or "dataset".
     """
     tree = api.list_repo_tree(name, repo_type=kind, revision=commit, recursive=True)
-    files = [x for x in tree if isinstance(x, client.hf_api.RepoFile)]
-    for file in files:
+    files: list[Any] = []
+    for file in (x for x in tree if isinstance(x, client.hf_api.RepoFile)):
+        if len(files) == _MOST_FILES:
+            problem = f"has more than {_MOST_FILES:,} files at this hub"
+            raise OutsideFileError(name, problem, otherwise=OTHER_HUB)
         if not is_inside(file.path):
             problem = f"has the file {shown(file.path, 60)!r} at this hub, outside its folder"
             raise OutsideFileError(name, problem, otherwise=OTHER_HUB)
+        files.append(file)
     return files
 
 
-def download(client: Any, name: str, path: str, commit: str, kind: str) -> Path:
-    """A file in the client's cache; one that is there is not fetched again. See `files_at`."""
-    found = client.hf_hub_download(
-        name, path, repo_type=kind, revision=commit, library_name="fwpkm_jax"
-    )
+def download(client: Any, name: str, path: str, commit: str, kind: str, *, size: int) -> Path:
+    """A file in the client's cache; one that is there is not fetched again. See `files_at`.
+
+    Args:
+      size: bytes, as the list of files states; a hub that sends many more is refused.
+    """
+    before = _most.set(max(size, _MOST_BYTES))
+    try:
+        found = client.hf_hub_download(
+            name, path, repo_type=kind, revision=commit, library_name="fwpkm_jax"
+        )
+    finally:
+        _most.reset(before)
     return Path(found)
 
 
-def fetch_file(repository: HubName, path: str) -> Path:
+def fetch_file(repository: HubName, path: str, *, size: int) -> Path:
     """A file of a data set in the client's cache; one that is there is not fetched again.
 
     Raises:
@@ -141,7 +159,7 @@ def fetch_file(repository: HubName, path: str) -> Path:
     name, commit = repository
     assert commit is not None
     with asking(client, name, commit, what="data set"):
-        return download(client, name, path, commit, "dataset")
+        return download(client, name, path, commit, "dataset", size=size)
 
 
 def hub_client(done: str) -> Any:
@@ -170,7 +188,23 @@ def _checked_session(make: Callable[[], Any]) -> Any:
 
 
 def _check_answer(response: Any) -> None:
-    """Refuses headers that lead outside the cache: the client joins them to a path unchecked."""
+    """Refuses headers that lead outside the cache, which the client joins to a path unchecked.
+
+    It would also read whatever comes: an answer that has no end is refused while it is read.
+    """
+    whole, most = response.iter_bytes, _most.get(_MOST_BYTES)
+    url = without_login(str(response.request.url))
+
+    def iter_bytes(chunk_size: int | None = None) -> Iterator[bytes]:
+        come = 0
+        for some in whole(chunk_size):
+            come += len(some)
+            if come > most:
+                problem = f"has more than {most:,} bytes at this hub"
+                raise OutsideFileError(url, problem, otherwise=OTHER_HUB)
+            yield some
+
+    response.iter_bytes = iter_bytes
     if response.request.method != "HEAD":
         return
     for header in ("ETag", "X-Linked-ETag", "X-Repo-Commit"):
@@ -178,9 +212,7 @@ def _check_answer(response: Any) -> None:
         name = (value or "").lstrip("W/").strip('"')  # As the client takes it.
         if value is not None and not (is_inside(name) and "/" not in name):
             problem = f"has {header} {shown(name, 60)!r} at this hub, which is no name of a file"
-            raise OutsideFileError(
-                without_login(str(response.request.url)), problem, otherwise=OTHER_HUB
-            )
+            raise OutsideFileError(url, problem, otherwise=OTHER_HUB)
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ from fwpkm_jax.data.tokenizers import BYTES, MISTRAL_V1, load_tokenizer, mistral
 from fwpkm_jax.interchange.hf.card import CARD, model_card
 from fwpkm_jax.interchange.hf.described import changes, config_text
 from fwpkm_jax.interchange.hf.families import FAMILIES
-from fwpkm_jax.interchange.hf.hub import check_push, push_folder
-from fwpkm_jax.interchange.hf.imported import HUB, KEPT, MOST_SMALL, SMALL_FILES, TENSORS
+from fwpkm_jax.interchange.hf.hub import MOST_SMALL, check_push, push_folder
+from fwpkm_jax.interchange.hf.imported import HUB, KEPT, SMALL_FILES, TENSORS
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
 from fwpkm_jax.interchange.hf.pytorch import (

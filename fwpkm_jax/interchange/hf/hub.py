@@ -7,6 +7,7 @@ after a lost connection. `HF_ENDPOINT` names another hub.
 import fnmatch
 import glob
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ from fwpkm_jax.io.untrusted import OutsideFileError, open_file, read_text, shown
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DONE = "Models of the hub are fetched and pushed"
+MOST_SMALL = 2**27
+"""Bytes of a file that is not of weights, such as a tokenizer."""
 
 
 class HubFolder:
@@ -42,7 +45,8 @@ class HubFolder:
       folder: with the fetched files.
       name: `owner/name`.
       revision: the commit, 40 hexadecimal digits.
-      paths: files of the model, or of the cache; SHA-256 of those of which the hub states it.
+      paths: files of the model, or of the cache, with their bytes; and SHA-256 where the hub states
+        it.
     """
 
     def __init__(self, name: str, revision: str | None = None):
@@ -71,7 +75,7 @@ class HubFolder:
             try:
                 commit = checked_commit(name, api.model_info(name, revision=branch).sha, branch)
                 self.paths = {
-                    x.path: x.lfs.sha256 if x.lfs else None
+                    x.path: (x.size, x.lfs.sha256 if x.lfs else None)
                     for x in files_at(self._client, api, name, commit, "model")
                 }
             except (OutsideFileError, self._client.errors.RevisionNotFoundError):
@@ -86,21 +90,31 @@ class HubFolder:
         self.revision, self.folder = commit, cache / "snapshots" / commit
         if self._lost is not None:
             files = (x for x in self.folder.rglob("*") if x.is_file())
-            self.paths = {x.relative_to(self.folder).as_posix(): None for x in files}
+            self.paths = {
+                x.relative_to(self.folder).as_posix(): (x.stat().st_size, None) for x in files
+            }
         elif not is_commit(branch):
             known.parent.mkdir(parents=True, exist_ok=True)
             with replacing(known) as file:
                 file.write(commit.encode())
 
-    def fetch(self, patterns: Iterable[str]) -> None:
+    def fetch(self, patterns: Iterable[str], *, most: float = math.inf) -> None:
         """Fetches the files that the model has of these; one that is in the cache stays.
 
+        Args:
+          patterns: of their paths.
+          most: bytes of each.
+
         Raises:
-          OutsideFileError: a file is not the one that the list of files states.
+          OutsideFileError: a file is not the one that the list of files states, or is too large.
           OSError: the hub cannot be reached, or refuses.
         """
         patterns = tuple(patterns)
         paths = [x for x in self.paths if any(fnmatch.fnmatchcase(x, y) for y in patterns)]
+        for path in paths:
+            if self.paths[path][0] > most:
+                problem = f"has {self.paths[path][0]:,} bytes, and at most {most:,} are expected"
+                raise OutsideFileError(f"{self.name}/{shown(path)}", problem, otherwise=OTHER_HUB)
         if self._lost is None:
             with asking(self._client, self.name, self.revision), ThreadPoolExecutor(8) as threads:
                 list(threads.map(self._fetch, paths))
@@ -112,11 +126,11 @@ class HubFolder:
                 raise self._lost
 
     def _fetch(self, path: str) -> None:
-        found = download(self._client, self.name, path, self.revision, "model")
+        size, stated = self.paths[path]
+        found = download(self._client, self.name, path, self.revision, "model", size=size)
         if found != self.folder / path:
             problem = f"is of another commit than {self.revision} at this hub"
             raise OutsideFileError(f"{self.name}/{shown(path)}", problem, otherwise=OTHER_HUB)
-        stated = self.paths[path]
         if stated is None:
             return
         with open_file(found) as file:
@@ -150,7 +164,7 @@ def fetch_folder(
       OSError: the hub cannot be reached, or refuses.
     """
     model = HubFolder(name, revision)
-    model.fetch(map(glob.escape, ["config.json", INDEX, *others]))
+    model.fetch(map(glob.escape, ["config.json", INDEX, *others]), most=MOST_SMALL)
     if SINGLE in model.paths:  # As `TensorFiles` chooses.
         weights = {SINGLE}
     elif INDEX in model.paths:

@@ -7,7 +7,7 @@ from pathlib import Path
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import AbstractDataConfig, RecallData, TextData, sample
 from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, load_tokenizer
-from fwpkm_jax.interchange.hf.hub import NAME, HubFolder, fetch_folder
+from fwpkm_jax.interchange.hf.hub import MOST_SMALL, NAME, HubFolder, fetch_folder
 from fwpkm_jax.interchange.hf.layout import plain_name
 from fwpkm_jax.interchange.hf.model_folder import (
     HEAD,
@@ -37,8 +37,6 @@ SMALL_FILES = (
     *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
     "generation_config.json",
 )
-MOST_SMALL = 2**27
-"""Bytes of a tokenizer."""
 
 
 def import_model(

@@ -5,7 +5,7 @@ import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fwpkm_jax.interchange.hf.hub import HubFolder
+from fwpkm_jax.interchange.hf.hub import MOST_SMALL, HubFolder
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
 from fwpkm_jax.paper.release.layouts import BIN, BIN_INDEX, checkpoint_files
 
@@ -18,7 +18,7 @@ def fetch_release(
     Arguments and errors are those of `fetch_folder`; layouts are those of `layouts`.
     """
     model = HubFolder(name, revision)
-    model.fetch(map(glob.escape, ["config.json", INDEX, BIN_INDEX, *others]))
+    model.fetch(map(glob.escape, ["config.json", INDEX, BIN_INDEX, *others]), most=MOST_SMALL)
     for patterns in _layouts(model.folder):
         model.fetch(patterns)
         with contextlib.suppress(FileNotFoundError):

@@ -37,6 +37,7 @@ from fwpkm_jax.training.state import TrainState, named_leaves
 logger = logging.getLogger(__name__)
 
 _TEMPORARY = ".orbax-checkpoint-tmp"
+_EACH = ocp.options.MultiprocessingOptions(primary_host=None)  # Each process has its own folder.
 _CHUNK_BYTES = 2**20  # Orbax warns of less, once per array.
 
 
@@ -127,12 +128,14 @@ class Checkpoints:
                 ),
             ]
         )
-        who = ocp.options.MultiprocessingOptions(primary_host=0 if self._shared else None)
+        who = ocp.options.MultiprocessingOptions() if self._shared else _EACH
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policy,
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
             multiprocessing_options=who,
+            # Folders that are made beside the writes are announced once for all processes.
+            async_options=ocp.options.AsyncOptions(create_directories_asynchronously=self._shared),
         )
         handlers: dict[str, Any] | None = None
         if self._buffer_bytes is not None or not self._shared:
@@ -213,6 +216,9 @@ class Checkpoints:
         }
         if self.reference is not None:
             position["frozen"] = self.reference._asdict()
+        if not self._shared:
+            # Orbax keeps who writes once for all handlers; one that read meanwhile has changed it.
+            ocp.PyTreeCheckpointHandler(multiprocessing_options=_EACH)
         arguments = {name: self._array_arguments(nested(tree)) for name, tree in items.items()}
         with self._writing():
             self._manager.save(

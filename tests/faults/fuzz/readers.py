@@ -301,9 +301,9 @@ def _read_memories(folder: Path) -> None:
     jax.block_until_ready(state)
 
 
-def bundle(folder: Path) -> None:
-    """An audit's bundle of 72 answers."""
-    from fwpkm_jax.audit.bundle import write_bundle
+def audited() -> Any:
+    """What an audit found in 72 answers."""
+    from fwpkm_jax.audit.audit import Audit
     from fwpkm_jax.audit.origin import Answer, origin_lines
 
     answers = [
@@ -315,7 +315,14 @@ def bundle(folder: Path) -> None:
         for n in range(24)
         for condition in ("written", "frozen", "reset")
     ]  # fmt: skip
-    write_bundle(folder, origin_lines(answers), answers, title="t", provenance={"a": 1})
+    return Audit(origin_lines(answers), answers)
+
+
+def bundle(folder: Path) -> None:
+    """An audit's bundle."""
+    from fwpkm_jax.audit.bundle import write_bundle
+
+    write_bundle(folder, *audited(), title="t", provenance={"a": 1})
 
 
 def _read_bundle(folder: Path) -> None:

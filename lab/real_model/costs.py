@@ -87,7 +87,7 @@ def _losses(
 
 def slots(asked: Asked, sessions: Sequence[Any]) -> dict[str, Any]:
     """How many slots the told rows of a session write."""
-    counts, tokens = [], []
+    counts, tokens, values = [], [], []
     for rows in sessions:
         memory = asked.start(1)
         for row in rows[:-1]:

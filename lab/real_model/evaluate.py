@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -251,7 +252,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             with options.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
-    between = {"told twice": {"times": 2}, "after fifty other facts": {"others": _OTHERS}}
+    between: dict[str, dict[str, Any]] = {
+        "told twice": {"times": 2},
+        "after fifty other facts": {"others": _OTHERS},
+    }
     if options.book is not None:
         book = tokenizer.encode(options.book.read_text())[:_BOOK]
         if len(book) < _BOOK:

@@ -166,7 +166,7 @@ def content_of(address: str, store: Any, path: str, info: Mapping[str, Any], *, 
     if size > most:
         problem = f"has {size:,} bytes, and at most {most:,} are expected"
         raise OutsideFileError(address, problem, otherwise="put the right one in its place")
-    content = store.cat_file(path, 0, size + 1) if size else b""
+    content = store.cat_file(path, start=0, end=size + 1) if size else b""
     check_size(len(content), size)
     return content
 

@@ -227,6 +227,8 @@ def test_a_holder_that_is_known_to_be_gone_is_not_waited_for(place):
     assert time.monotonic() - began < lock_module.SILENCE / 2
 
 
+# What a client of gs:// says of nine megabytes in one piece.
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 @pytest.mark.parametrize(
     "content",
     [

@@ -30,11 +30,9 @@ from fwpkm_jax.rules import SDM, FwPKM
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Compiles a memory's passes and counts launches by loop."""
+class Passes:
+    """A memory's passes, and the device that they are compiled for."""
 
-    rule: Literal["fwpkm", "sdm"] = "fwpkm"
-    """FwPKM, or Sparse Delta Memory with 64 writes and 64 reads of a token."""
     device: Literal["cpu", "h100"] = "h100"
     """Device to compile for."""
     subkeys: int = 512
@@ -51,10 +49,18 @@ class Options:
     """File for the JSON; None: print it."""
 
 
-def compiled_text(options: Options) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Options(Passes):
+    """Compiles a memory's passes and counts launches by loop."""
+
+    rule: Literal["fwpkm", "sdm"] = "fwpkm"
+    """FwPKM, or Sparse Delta Memory with 64 writes and 64 reads of a token."""
+
+
+def compiled_text(options: Passes, rule_name: Literal["fwpkm", "sdm"] = "fwpkm") -> str:
     """The gradients by queries, values and gates, and the written memory, compiled."""
     rule = SDM(num_subkeys=options.subkeys, value_dim=options.dim)
-    if options.rule == "fwpkm":
+    if rule_name == "fwpkm":
         rule = FwPKM(num_subkeys=options.subkeys, key_dim=options.dim, value_dim=options.dim)
     tokens = (options.batch, options.chunks * options.chunk_size)
     sharding = None
@@ -125,7 +131,7 @@ def loops(text: str) -> list[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(Options, argv, description=__doc__)
-    rows = loops(compiled_text(options))
+    rows = loops(compiled_text(options, options.rule))
     for row in rows:
         print(json.dumps(row), file=sys.stderr)
     result = {"jax": jax.__version__, "options": settings(options), "rows": rows}

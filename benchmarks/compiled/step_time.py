@@ -23,8 +23,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.compiled.launches import Options as Compiled
-from benchmarks.compiled.launches import compiled_text
+from benchmarks.compiled.launches import Passes, compiled_text
 from benchmarks.compiled.traffic import Launch, Sizes, launches
 from benchmarks.machine import settings, write_result
 from benchmarks.options import parse
@@ -44,7 +43,7 @@ _LOOPS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Compiled):
+class Options(Passes):
     """Models the time of the memories in a training step."""
 
     chunks: int = 8

@@ -126,7 +126,9 @@ def made_tables(text):
 def test_a_gpu_runs_no_kernel_twice_and_none_for_the_norm_that_is_not_asked_for():
     options = launches.Options(subkeys=128, dim=256, chunk_size=64, batch=2)
     absent_device("h100")  # Skips where its compiler is missing.
-    kernels = [row["kernels"] for row in launches.loops(launches.compiled_text(options))]
+    kernels = [
+        row["kernels"] for row in launches.loops(launches.compiled_text(options, options.rule))
+    ]
     add = {"slot_add": 1, "slot_add_segments": 1}
     assert {"slot_read_error": 1, **add} in kernels  # Two dots more would give the norm.
     assert {"slot_back": 1, **add} in kernels
@@ -139,7 +141,9 @@ def test_a_gpu_runs_no_kernel_twice_and_none_for_the_norm_that_is_not_asked_for(
 def test_a_gpu_reads_and_adds_the_rows_of_sdm_by_fwpkms_kernels():
     options = launches.Options(rule="sdm", subkeys=128, dim=256, chunk_size=64, batch=1)
     absent_device("h100")  # Skips where its compiler is missing.
-    kernels = [row["kernels"] for row in launches.loops(launches.compiled_text(options))]
+    kernels = [
+        row["kernels"] for row in launches.loops(launches.compiled_text(options, options.rule))
+    ]
     # Of what the tokens read, their errors alone: the loss is linear in the rest.
     assert {"slot_read": 1, "slot_add": 1, "slot_add_segments": 1} in kernels
     back = {"slot_read": 1, "slot_dot": 3, "slot_add": 2, "slot_add_segments": 2}

@@ -126,6 +126,9 @@ def test_launches_are_counted_by_loop(tmp_path):
     )
     run("benchmarks.compiled.launches", *options)
     assert len(result(out)["rows"]) >= 4  # Keys and values, forward and backward.
+    run("benchmarks.compiled.launches", "--rule", "sdm", *options)
+    assert result(out)["options"]["rule"] == "sdm"
+    assert len(result(out)["rows"]) >= 2  # Chunks, forward and backward.
 
 
 TRAFFIC = """HloModule sample

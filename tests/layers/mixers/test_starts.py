@@ -75,7 +75,8 @@ def shares(name, start):
         log_decay = jax.nn.log_sigmoid(-layer.forget_proj(zero))
     else:
         rule = MATRIX_RULES[name].variants()[-1]
-        config = MatrixMemoryConfig(**SHAPE, decay_start=start, rules=(rule,))
+        even = {"key_head_dim": 2} if name == "sdm_heads" else {}  # Scores of rows and of columns.
+        config = MatrixMemoryConfig(**SHAPE | even, decay_start=start, rules=(rule,))
         layer = MatrixMemory(rule, config, DIM, rngs=rngs)
         tokens = layer.tokens(zero, jnp.zeros((1, 1, sum(layer.widths))))
         if rule.decay == "none":

@@ -186,7 +186,7 @@ class Store:
 
         def get() -> None:
             size = int(self._info(name)["size"])
-            if size != (size if expected is None else expected):
+            if expected is not None and size != expected:
                 problem = f"has {size:,} bytes, and {expected:,} are expected"
                 raise OutsideFileError(f"{self}/{name}", problem)
             self._files.get_file(self._path(name), str(file), callback=_upto(size))

@@ -3,6 +3,7 @@
     python -m lab.seeded_faults --out FILE                  # the tests mapped to each fault
     python -m lab.seeded_faults --out FILE --whole          # then the rest of the suite
     python -m lab.seeded_faults --out FILE --only rules     # an area, or part of a name
+    python -m lab.seeded_faults --out FILE --earlier OLD    # first the test that caught it in OLD
     python -m lab.seeded_faults --out FILE --table          # what FILE holds so far
 
 Where the default tests catch nothing, the thorough ones of the same files are run.
@@ -29,6 +30,7 @@ from lab.seeded_faults.fault import Fault, find
 
 _TREE = Path(__file__).parents[2]
 _THOROUGH = ("-m", "thorough and not slow")
+_ANY = ("-m", "slow or not slow")
 _NO_TESTS = 5  # How pytest ends where none is chosen.
 _HANGS, _NO_START = "hangs", "does not start"
 
@@ -40,12 +42,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="faults whose area or name contains this")
     parser.add_argument("--whole", action="store_true", help="run the whole suite on the missed")
     parser.add_argument("--again", action="store_true", help="run those again that were missed")
+    parser.add_argument("--earlier", type=Path, help="JSON lines of an earlier run")
     parser.add_argument(
         "--table", action="store_true", help="print what the file holds, run nothing"
     )
     parser.add_argument("--timeout", type=float, default=1800, help="seconds per run of pytest")
     options = parser.parse_args(arguments)
     known = read_results(options.out)
+    earlier = read_results(options.earlier) if options.earlier else {}
     if not options.table:
         with tempfile.TemporaryDirectory() as folder:
             tree = copy_tree(Path(folder))
@@ -53,7 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
                 before = known.get(fault.name)
                 if before and not (before["caught"] is False and (options.again or options.whole)):
                     continue
-                result = {"area": area, **try_fault(fault, tree, options)}
+                caught_by = earlier.get(fault.name, {}).get("by")
+                result = {"area": area, **try_fault(fault, tree, options, caught_by)}
                 known[fault.name] = result
                 with options.out.open("a") as out:
                     print(json.dumps(result), file=out)
@@ -94,26 +99,35 @@ def copy_tree(folder: Path) -> Path:
     return tree
 
 
-def try_fault(fault: Fault, tree: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Seeds the fault, runs the tests mapped to it and perhaps the others, and takes it out."""
+def try_fault(
+    fault: Fault, tree: Path, options: argparse.Namespace, caught_by: str | None = None
+) -> dict[str, Any]:
+    """Seeds the fault, runs the tests mapped to it and perhaps the others, and takes it out.
+
+    The test `caught_by`, which caught it in an earlier run, comes first where there is such a file.
+    """
     path = find(fault, tree)
     source = path.read_text()
     line = source[: source.index(fault.before)].count("\n") + 1
     began = time.monotonic()
-    path.write_text(source.replace(fault.before, fault.after))
+    write_at_new_time(path, source.replace(fault.before, fault.after))
     try:
-        by = first_failure(tree, [*fault.tests], options.timeout)
+        by = None
+        if caught_by and (tree / caught_by.split("::")[0]).is_file():
+            by = first_failure(tree, [caught_by, *_ANY], options.timeout)
+        if by in (None, _NO_START):  # A test of another name, perhaps.
+            by = first_failure(tree, [*fault.tests], options.timeout)
         if by is None and "-m" not in fault.tests:
             by = first_failure(tree, [*fault.tests, *_THOROUGH], options.timeout)
         if by is None and options.whole:
             by = first_failure(tree, ["-n", "auto"], options.timeout)
     finally:
-        path.write_text(source)
+        write_at_new_time(path, source)
     seconds = round(time.monotonic() - began, 1)
     broken = False
     if by is not None and by not in (_HANGS, _NO_START):
         # Whatever its marks are: a default run would pass over a thorough test.
-        again = first_failure(tree, [by, "-m", "slow or not slow"], options.timeout)
+        again = first_failure(tree, [by, *_ANY], options.timeout)
         broken = again is not None
     return {
         "fault": fault.name,
@@ -129,13 +143,19 @@ def try_fault(fault: Fault, tree: Path, options: argparse.Namespace) -> dict[str
     }
 
 
+def write_at_new_time(path: Path, text: str) -> None:
+    """Writes `text` with a time that no version before had: bytecode is told apart by seconds."""
+    later = path.stat().st_mtime + 2
+    path.write_text(text)
+    os.utime(path, (later, later))
+
+
 def first_failure(tree: Path, arguments: list[str], timeout: float) -> str | None:
     """The first test that fails, `hangs` or `does not start`; None where all pass."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-rfE", *arguments]
     if "-n" not in arguments:
         command += ["-n", "0"]
-    # No bytecode: a file may be changed twice within the second that tells two versions apart.
-    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(tree)}
     try:
         done = subprocess.run(
             command, cwd=tree, env=environment, capture_output=True, text=True, timeout=timeout

@@ -89,6 +89,7 @@ def test_the_gated_delta_rule_writes_and_reads_token_by_token(size):
     )
 
 
+@pytest.mark.thorough
 def test_a_state_carries_a_memory_from_call_to_call():
     q, k, v, g, beta = arrays = gated_tokens(9, batch=2)
     first, rest = ([x[:, part] for x in arrays] for part in (slice(3), slice(3, None)))
@@ -115,10 +116,10 @@ MEMORIES = ("gla", "kda", "deltanet", "deltaproduct", "rwkv7", "mlstm")
 a strength by channel; a state of several arrays."""
 
 
+@pytest.mark.by_default("kda-small_packed")
 @pytest.mark.slow_cases(*(f"{name}-{size}" for name in MEMORIES for size in ("small", "large")))
 @each_size
 @pytest.mark.parametrize("name", MEMORIES)
-@pytest.mark.by_default(*(f"{name}-small_packed" for name in MEMORIES), "kda-large_packed")
 def test_a_matrix_memory_is_its_rule(name, size):
     rule = MATRIX_RULES[name]()
     tokens = sample_tokens(rule, batch=1, length=sum(LENGTHS[size]), heads=2, key=3, value=4)
@@ -149,6 +150,7 @@ def test_a_matrix_memory_is_its_rule(name, size):
     assert_equal_with_gradients(function, definition, *arrays, atol=1e-8)
 
 
+@pytest.mark.by_default("False-ids1", "True-ids0", "True-ids1")
 @pytest.mark.parametrize("ids", [[1, 1, 1, 1, 2, 2, 0, 0], [0, 0, 1, 1, 1, 1, 2, 2]])
 @pytest.mark.parametrize("with_state", [False, True])
 def test_padding_changes_no_memory(ids, with_state):
@@ -169,7 +171,7 @@ def test_padding_changes_no_memory(ids, with_state):
     np.testing.assert_allclose(memory.final_state, kept.final_state, rtol=0, atol=1e-12)
 
 
-@pytest.mark.by_default("dot-4-2", "idw-9-5")
+@pytest.mark.by_default("dot-4-2")
 @pytest.mark.parametrize(("subkeys", "top_k"), [(4, 2), (9, 5)])
 @pytest.mark.parametrize("score", ["dot", "idw"])
 def test_a_lookup_is_the_softmax_of_the_best_of_all_slots(subkeys, top_k, score):
@@ -266,6 +268,7 @@ def test_the_cross_entropy_is_the_mean_over_the_labels_that_count(tokens, block)
     )
 
 
+@pytest.mark.thorough
 def test_a_label_outside_of_the_vocabulary_is_no_silent_one():
     x, head = drawn(3, 2), drawn(2, 7, seed=1)
     loss = jax.value_and_grad(functions.linear_cross_entropy)
@@ -434,6 +437,7 @@ def test_sparse_delta_writes_and_reads_its_slots_and_starts_documents_from_zeros
     np.testing.assert_allclose(packed.table, piece.table, rtol=0, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_an_id_outside_the_table_spoils_its_own_row_alone():
     given = sparse_tokens(4)
     given["write_ids"] = given["write_ids"].at[0, 1, 0].set(7)

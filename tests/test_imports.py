@@ -50,6 +50,7 @@ print(*(m.__file__ for m in ours if getattr(m, "__file__", None)), sep="\\n")
     assert not [path for path in files if path.stem == "sdm" or path.parent.name == "delta"]
 
 
+@pytest.mark.thorough
 def test_a_stored_config_is_read_by_a_program_that_has_imported_no_rule_and_no_mixer(tmp_path):
     """Rules and mixers are imported by their names; a configuration names their classes."""
     names = [name for name in shipped_configs() if "__" not in name]

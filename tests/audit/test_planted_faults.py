@@ -68,6 +68,7 @@ def test_a_sound_model_passes_bit_for_bit(subject):
     assert line.numbers["back"] == [0, 0, 0]
 
 
+@pytest.mark.thorough
 def test_attention_that_sees_one_token_ahead_is_named():
     subject = make_subject()
     ahead(subject.model.blocks[0].mixer)
@@ -125,6 +126,7 @@ def test_a_path_that_reads_nothing_cannot_pass():
 SHIFTS = {0: "pass", 1: "fail", -1: "fail"}
 
 
+@pytest.mark.by_default("1", "-1")
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_labels_shifted_by_one_are_named(subject, shift):
     logits = whole_pass(subject.model, subject.memory)
@@ -143,10 +145,10 @@ def test_labels_shifted_by_one_are_named(subject, shift):
         assert "leaves out the newest: labels are shifted by one" in line.text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["training loss", "validation loss", "evaluation loss", "validation accuracy", "recall"]
 )
-@pytest.mark.by_default("training loss")
 def test_the_projects_own_scores_read_the_token_before(subject, name):
     score, counts_right = scores_of(subject)[name]
     tokens = np.random.default_rng(0).integers(VOCAB, size=7).astype(np.int32)

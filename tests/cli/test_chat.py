@@ -86,6 +86,7 @@ def test_what_is_read_is_written_at_once_and_never_without_writing(text_run, wri
     assert all(same) is not write
 
 
+@pytest.mark.thorough
 def test_a_model_without_a_memory_says_so_and_saves_none(programs, text_run):
     config = dataclasses.replace(MODEL, memory_layers=())
     graphdef, params = nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))
@@ -101,6 +102,7 @@ def test_a_model_without_a_memory_says_so_and_saves_none(programs, text_run):
     assert programs("generate", run=run)[::2] == (0, warning)
 
 
+@pytest.mark.thorough
 def test_a_line_that_is_not_utf8_is_named_and_the_others_are_answered(programs, tmp_path):
     def lines(errors):
         given = io.BytesIO(b"my name is Ann\nca\xff\xfef\xe9\nbye\n")

@@ -47,6 +47,7 @@ def broken(text_run, monkeypatch):
     return run
 
 
+@pytest.mark.thorough
 def test_a_text_of_weights_that_are_not_finite_ends_with_one_line(broken, capsys, tmp_path):
     with Conversation(broken) as talk, pytest.raises(ValueError, match="are not finite"):
         list(talk.answer(np.asarray([65, 66]), max_new_tokens=5))

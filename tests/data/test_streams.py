@@ -173,6 +173,7 @@ def test_a_restored_position_gives_what_would_have_come(three, steps, packing):
         again.close()
 
 
+@pytest.mark.thorough
 def test_a_mixture_has_the_weights_and_follows_the_seed(three):
     def drawn(seed):
         batches = batches_of(config_of(*three, train_weights=(3, 1), window=64), seed=seed)

@@ -81,6 +81,7 @@ def test_the_order_follows_the_seed(books):
     assert rows_of(config_of(books), 14)[7:] != orders[2]
 
 
+@pytest.mark.thorough
 def test_rows_come_from_each_source_by_weight(tmp_path):
     paths = constant_files(tmp_path, a=(1, 400), b=(2, 80), c=(3, 800))
     rows = rows_of(config_of(*paths, train_weights=(0.5, 0.25, 0.25)), 2048)

@@ -266,6 +266,7 @@ def test_a_memory_without_slots_has_no_addressing():
     assert "layer_1" in perplexity_views.table(result.record)
 
 
+@pytest.mark.thorough
 def test_texts_without_a_prediction_are_refused(model, memory):
     with pytest.raises(ValueError, match="text: no document"):
         evaluate(model, memory, source(random_document(1)))

@@ -119,6 +119,19 @@ def test_every_section_is_tried():
     assert names == BY_CLASS.keys()
 
 
+@pytest.mark.by_default(
+    "AttentionConfig",
+    "DistributedConfig",
+    "Experiment",
+    "FastWeightConfig",
+    "FwPKM",
+    "MemoryConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RecallData",
+    "TrainingConfig",
+)
 @pytest.mark.parametrize("owner", BY_CLASS)
 def test_a_value_that_means_nothing_is_refused_by_its_fields_name(fault, owner):
     for field in BY_CLASS[owner]:

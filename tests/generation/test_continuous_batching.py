@@ -98,6 +98,7 @@ def alone(name):
     return play((f"+{name}", str(tokens - 1), "1", f"-{name}"), model=model, batch=batch)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PROMPTS)
 def test_a_user_in_company_gets_what_it_gets_alone_bit_for_bit(name):
     (answers, left), (expected, left_alone) = company(), alone(name)
@@ -122,6 +123,7 @@ def test_another_users_tokens_and_memory_change_no_bit_of_mine():
     chex.assert_trees_all_equal(left["alice"], changed["alice"])
 
 
+@pytest.mark.thorough
 def test_joining_leaving_and_steps_of_any_size_compile_nothing_more(caplog):
     company()
     with jax.log_compiles():
@@ -251,6 +253,7 @@ def refused(changes):
     assert alice == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -180,8 +180,8 @@ def by_hand(prompt, length, *, stop_id, write):
     return tokens, out
 
 
+@pytest.mark.thorough
 @pytest.mark.slow_cases("3-True")
-@pytest.mark.by_default("1-False")
 @pytest.mark.parametrize(("groups", "write"), [(3, True), (1, False)])
 def test_prompts_of_any_lengths_give_what_each_gives_alone(groups, write):
     """With a memory each, or one that is not written; up to the stop token of each."""

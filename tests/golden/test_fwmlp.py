@@ -14,6 +14,7 @@ KIND = "fwmlp"
 TARGETS = {"last": "later", "mean": "mean"}
 
 
+@pytest.mark.thorough
 def test_the_fast_mlp_matches_the_release(golden_path, dtype):
     file = open_file(golden_path, dtype)
     config = config_values(

@@ -130,6 +130,7 @@ CASES = {
 }
 
 
+@pytest.mark.by_default("float64-gated_deltanet2-run", "float64-mamba3-run")
 @each_form
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_of_2026_matches_the_public_code(name, form, dtype):

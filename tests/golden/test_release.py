@@ -8,6 +8,7 @@ from fwpkm_jax.rules import FwMLP
 from tests.golden import release
 
 
+@pytest.mark.thorough
 def test_a_masked_step_of_the_fast_mlp_is_that_of_a_mean_over_all_pairs():
     """Pairs whose query is masked add nothing, and are counted."""
     rule = FwMLP(key_dim=3, value_dim=2, hidden_dim=4, learning_rate=1.0)

@@ -40,7 +40,18 @@ LIBRARY_FLOAT64 = {"llama3": 2e-7, "qwen3": 2e-7, "qwen3_5": 1.2e-6, "olmo_hybri
 """Of the largest logit, by folder: what the library's casts leave of float64. Found are 0.9e-7 and
 1.3e-7 where only norms and rotary tables are cast, 0.8e-6 and 1.0e-6 where recurrences are too."""
 
-each_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+
+def each_folder(*by_default):
+    """Every folder; those of other names than these are thorough."""
+    cases = [
+        pytest.param(
+            path, id=path.name, marks=() if path.name in by_default else pytest.mark.thorough
+        )
+        for path in FOLDERS
+    ]
+    return pytest.mark.parametrize("folder", cases)
+
+
 needs_folders = pytest.mark.skipif(not FOLDERS, reason=f"{SHARED} holds no models")
 
 
@@ -81,7 +92,7 @@ def largest_difference(a, b):
 
 @pytest.mark.slow_cases("qwen3_5", "olmo_hybrid")
 @pytest.mark.thorough
-@each_folder
+@each_folder()
 def test_float64_is_what_the_library_computes_without_its_casts(folder):
     expected = np.load(folder / "expected.npz")
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
@@ -103,7 +114,7 @@ def test_float64_is_what_the_library_computes_without_its_casts(folder):
         assert largest_difference(streamed[real], padded[real]) < 2e-5 * largest
 
 
-@each_folder
+@each_folder("llama3", "qwen3")
 def test_float32_is_what_the_library_computes(folder):
     expected = np.load(folder / "expected.npz")
     with jax.default_matmul_precision("highest"):
@@ -259,7 +270,7 @@ def tensors_of(folder):
     return tensors
 
 
-@each_folder
+@each_folder("qwen3")
 def test_an_import_and_an_export_give_the_folder_again(folder, tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"
     assert main(["import", "hf", str(folder), str(run)]) == 0

@@ -380,6 +380,7 @@ def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(run_page, 
     assert capsys.readouterr().out.removesuffix("\n").endswith(answered)
 
 
+@pytest.mark.thorough
 def test_a_link_out_of_a_received_model_is_not_kept_and_one_of_the_hubs_cache_is(
     folder, tmp_path, capsys
 ):

@@ -66,7 +66,7 @@ def compared(folder, name, *, streamed):
     )
 
 
-@pytest.mark.by_default("qwen2", "mistral_window", "smollm3", "olmo3", "gemma3", "qwen3_moe")
+@pytest.mark.thorough
 @each_model
 def test_logits_are_the_library_s_also_behind_padding(folder, name):
     """In one pass: of two sequences one has padding in front."""

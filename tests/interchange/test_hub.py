@@ -175,6 +175,18 @@ def test_what_the_hub_refuses_ends_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.by_default(
+    "sha-{mine}-has the commit '/",
+    "sha-../../../mine-has the commit '../../../mine' at this hub, not 40 hexadecimal",
+    "path-../../../../../mine-has the file '../../../../../mine' at this hub",
+    "path-{mine}-has the file '/",
+    "etag-{mine}-has ETag '/",
+    "etag-../../../mine-has ETag '../../../mine' at this hub, which is no name of a",
+    "commit-../../../../mine-has X-Repo-Commit '../../../../mine' at this hub",
+    "commit-cccccccccccccccccccccccccccccccccccccccc-is of another commit than ",
+    "body-?-and the hub states ",
+    "large-config.json-config.json has 3,221,225,472 bytes, and at most 134,217,728",
+)
 @pytest.mark.parametrize(
     ("lie", "value", "message"),
     [

@@ -26,7 +26,7 @@ def on_another_machine(tmp_path, monkeypatch, name):
     monkeypatch.setattr(tempfile, "tempdir", str(place))
 
 
-@pytest.mark.by_default("memory")
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_in_a_bucket_brings_its_tokenizer(kind, tiny_qwen, tmp_path, monkeypatch):  # noqa: F811
     pytest.importorskip("tokenizers")

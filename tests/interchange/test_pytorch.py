@@ -342,6 +342,7 @@ def test_what_the_programs_cannot_do_is_refused_by_name(exports, load, tmp_path)
         lm.train()(tokens)
 
 
+@pytest.mark.thorough
 def test_a_folder_has_programs_a_card_and_a_note(exports):
     _, folder, _ = exports("hybrid")
     out = folder / "out"
@@ -361,6 +362,7 @@ def test_a_folder_has_programs_a_card_and_a_note(exports):
     assert "fwpkm import hf" not in card  # No family of the library has such a model.
 
 
+@pytest.mark.thorough
 def test_a_card_has_the_licence_and_the_results(exports, tmp_path):
     _, folder, _ = exports("hybrid")
     record = json.loads(PINNED.read_text())["recall"]["record"]

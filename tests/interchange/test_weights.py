@@ -116,6 +116,7 @@ def test_a_file_of_the_release_gives_the_weights(tmp_path, weights):
         read_release(path, MODEL)
 
 
+@pytest.mark.thorough
 def test_tensors_that_do_not_fit_are_named(weights):
     tensors = to_release(weights, MODEL)
     with pytest.raises(ValueError, match=r"lacks model\.norm\.weight;"):
@@ -135,6 +136,7 @@ def test_tensors_that_do_not_fit_are_named(weights):
         to_release(weights_of(MODEL, groups=2), MODEL)
 
 
+@pytest.mark.thorough
 def test_commands_show_a_terminal_how_far_they_are(
     experiment, weights, tmp_path, capsys, monkeypatch
 ):

@@ -16,6 +16,7 @@ from pallas_kernels.checks import relative_errors, results_of
 SPEC = specs.NormSpec(name="here", length=5, width=256)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("branch", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_under_bfloat16_results_and_cotangents_are_the_float32_ones_rounded(branch):
     spec = specs.NormSpec(name="here", length=5, width=256, branch=branch)

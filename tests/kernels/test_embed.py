@@ -35,7 +35,7 @@ def test_ids_outside_the_table_give_nan_and_no_gradient(tokens):
     np.testing.assert_array_equal(np.isnan(actual[0]).all(-1), outside)
 
 
-@pytest.mark.by_default("uint8-300")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("dtype", "vocab"), [(jnp.uint8, 256), (jnp.uint8, 300)])
 def test_unsigned_ids_keep_their_gradients(dtype, vocab):
     table, ids = jnp.ones((vocab, WIDTH)), [1, 50, 200, 255]
@@ -64,6 +64,7 @@ def test_rows_can_be_batched_and_differentiated_twice():
     np.testing.assert_allclose(actual, of_gradient("reference"), rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_nan_of_an_id_outside_the_table_stays_out_of_its_gradient():
     table, tokens = jnp.ones((VOCAB, WIDTH)), jnp.array([0, VOCAB])
     with dispatch.interpret_kernels("gpu"):
@@ -80,6 +81,7 @@ def model():
     return nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.by_default("gpu")
 @pytest.mark.parametrize("kernel", [None, "gpu"])
 def test_a_models_embedding_has_no_gradient_from_atomic_additions(kernel):
     graph, params = model()

@@ -52,8 +52,8 @@ IN_BFLOAT16 = {
 }
 
 
+@pytest.mark.by_default("gpu-wide_keys")
 @pytest.mark.slow_cases("tpu-strong_writes", "tpu-strong_decay", "gpu-wide_values")
-@pytest.mark.by_default("tpu-wide_keys", "gpu-wide_keys")
 @pytest.mark.parametrize(
     ("kernel", "name"),
     [
@@ -176,6 +176,7 @@ def test_a_gpu_multiplies_bfloat16_operands_once_instead_of_three_times():
     assert products(jnp.float32) - products(jnp.bfloat16) == 5 * 2
 
 
+@pytest.mark.thorough
 def test_a_gpus_kernels_move_half_the_bytes_with_bfloat16():
     spec = GatedDeltaSpec(name="here", length=640)
 

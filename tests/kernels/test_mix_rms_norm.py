@@ -19,6 +19,7 @@ from pallas_kernels.mix_rms_norm import mix_rms_norm, specs
 SPEC = specs.MixSpec(name="here", batch=2, length=6, width=128)
 
 
+@pytest.mark.thorough
 def test_a_result_in_bfloat16_is_the_float32_one_rounded():
     arrays = specs.sample(SPEC, jnp.float32)
     exact = mix_rms_norm(**arrays, eps=SPEC.eps, dtype=jnp.float32, backend="reference")
@@ -39,6 +40,7 @@ def test_the_order_of_rows_changes_nothing(sequences, chunk_size):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
+@pytest.mark.thorough
 def test_mixes_can_be_batched():
     arrays = jax.tree.map(lambda x: jnp.stack([x, -x]), specs.sample(SPEC, jnp.float32))
     op = functools.partial(mix_rms_norm, eps=SPEC.eps, dtype=jnp.float32)
@@ -60,6 +62,7 @@ def maps_of(dtype):
     return nnx.split(nnx.List([norm, linear]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("dtype", "ratio"), [("float32", 1e-6), ("bfloat16", 2e-2)])
 def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio):
     graph, params = maps_of(dtype)
@@ -90,7 +93,7 @@ def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio):
         assert error < ratio, name
 
 
-@pytest.mark.by_default("2")
+@pytest.mark.thorough
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_a_memory_layer_names_the_order_of_its_reads(groups, monkeypatch):
     rule = FwPKM(num_subkeys=8, key_dim=8, value_dim=8, top_k=2)

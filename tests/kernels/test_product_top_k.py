@@ -31,7 +31,7 @@ def sample(*, tokens=6, heads=2, subkeys=7, half=4):
     return draw(tokens, heads, 2 * half), draw(heads, 2, subkeys, half, seed=1)
 
 
-@pytest.mark.by_default("tpu")
+@pytest.mark.thorough
 @both_kernels
 def test_small_distances_between_large_vectors_are_as_accurate_as_float32(kernel):
     keys = 8 * draw(1, 2, 32, 64)

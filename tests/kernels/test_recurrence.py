@@ -110,6 +110,7 @@ def test_a_library_is_given_the_same_memory(library, calls):
     assert tuple(dict.fromkeys(calls)) == tuple(dict.fromkeys(CALLED[library]))
 
 
+@pytest.mark.by_default("False-jla", "False-deltanet_tpu")
 @each_library
 @pytest.mark.parametrize("first", [True, False])
 def test_a_document_that_starts_a_row_leaves_the_given_memory_out(library, first, calls):
@@ -130,8 +131,8 @@ def tokens_of(width=128, heads=1, length=5):
     return [jax.random.normal(jax.random.key(n), shape) / width**0.5 for n in range(3)]
 
 
+@pytest.mark.thorough
 @each_library
-@pytest.mark.by_default("deltanet_tpu")
 def test_functions_and_rules_run_a_library_that_is_asked_for(library, calls):
     q, k, v = tokens_of()
     g, beta, ids = jnp.full((1, 5, 1), -0.1), jnp.full((1, 5, 1), 0.5), jnp.array([[1, 1, 2, 2, 0]])

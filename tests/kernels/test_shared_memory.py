@@ -60,6 +60,7 @@ def test_the_gated_delta_rules_kernels_have_the_barriers_that_they_need(width, d
         assert barriers_missing(kernel) == []
 
 
+@pytest.mark.by_default("commit_smem-found0", "wait_smem_to_gmem-found2")
 @pytest.mark.parametrize(
     ("left_out", "found"),
     [
@@ -90,6 +91,7 @@ def test_the_warpgroups_of_the_selection_wait_for_their_keys_and_for_each_other(
     assert unordered_accesses(kernel, axis="group") == []
 
 
+@pytest.mark.thorough
 def test_a_wait_that_the_selection_leaves_out_is_found(monkeypatch):
     right, waits = plgpu.barrier_wait, []
 

@@ -377,6 +377,7 @@ def test_ojanet_takes_values_at_unit_length():
     np.testing.assert_allclose(np.linalg.norm(value, axis=-1), 1, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_without_writes_gated_deltanet_only_decays():
     tokens = tokens_of(GatedDeltaNet(), batch=1, heads=1)
     start = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 4, 3)))
@@ -403,6 +404,7 @@ def test_the_stabilised_mlstm_is_the_plain_one():
     np.testing.assert_allclose(scale * out.final_state.matrix[0, 0, :, :3], matrix, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_mlstm_stays_finite_where_its_gates_overflow():
     tokens = tokens_of(MLSTM())._replace(strength=jnp.full((2, 7, 2), 900.0))
 
@@ -416,6 +418,7 @@ def test_mlstm_stays_finite_where_its_gates_overflow():
         assert np.all(np.isfinite(leaf))
 
 
+@pytest.mark.thorough
 def test_normalised_reads_are_weighted_means_of_the_values():
     """Of equal values every weighted mean is that value, whatever the weights."""
     for rule in (LinearAttention(normalized=True, feature_map="elu"), GatedRFA()):
@@ -450,6 +453,7 @@ DECAYING = [
 between two reflections."""
 
 
+@pytest.mark.by_default("retnet", "kda", "gated_deltanet2")
 @pytest.mark.parametrize("name", DECAYING)
 @jax.enable_x64(False)
 def test_a_decay_near_1_forgets_the_right_share_in_single_precision(name):
@@ -471,6 +475,7 @@ def test_a_decay_near_1_forgets_the_right_share_in_single_precision(name):
     np.testing.assert_allclose(sum(steps)[1:], -np.expm1(-1e-6), rtol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", [GatedSlotAttention(), Raven()], ids=["gated", "raven"])
 @jax.enable_x64(False)
 def test_slots_take_on_the_share_that_they_forget_in_single_precision(rule):
@@ -482,6 +487,7 @@ def test_slots_take_on_the_share_that_they_forget_in_single_precision(rule):
         np.testing.assert_allclose(form(tokens).final_state, -np.expm1(-1e-6), rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_raven_writes_the_best_slots_of_its_router_and_keeps_the_others():
     scores = jnp.asarray([[[[0.0, 3.0, -2.0, 1.0]]]])
     inputs = GateInputs((1, 1, 1), jnp.zeros((1, 1, 1)), scores, jnp.zeros((1,)))

@@ -73,6 +73,7 @@ def test_padding_leaves_weights_and_momentum_bit_for_bit():
     jax.tree.map(np.testing.assert_array_equal, run(rule, memory, padding, LENGTH).memory, memory)
 
 
+@pytest.mark.thorough
 def test_a_matrix_without_momentum_takes_the_delta_rules_steps():
     rule = TitansRule(
         key_dim=3, value_dim=4, depth=1, residual_norm=False, momentum_order=0, forget=0.0
@@ -159,6 +160,7 @@ def test_several_tokens_of_one_write_are_one_step_of_their_sum():
     assert_close(out.output[0, 3:], rule.apply(after, query[3:]))
 
 
+@pytest.mark.thorough
 def test_a_bounded_gradient_keeps_its_direction_and_an_orthogonal_step_its_spaces():
     plain = replace(TitansRule.tiny(), momentum_order=0, forget=0.0, depth=1)
     memory, sequence = init_memory(plain, jnp.float64), sequence_of(plain, length=1)

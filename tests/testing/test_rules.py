@@ -82,6 +82,14 @@ def test_a_rule_whose_targets_mix_documents_is_found(name):
         check_rule(SmallRule(fault="targets_of_all_tokens"), properties=[name])
 
 
+@pytest.mark.by_default(
+    "forgets_the_start",
+    "never_writes",
+    "writes_padding",
+    "decays_at_padding",
+    "slots_out_of_range",
+    "reads_other_tokens",
+)
 @pytest.mark.parametrize(("fault", "name"), FAULTS.items(), ids=FAULTS)
 def test_a_fault_breaks_its_property(fault, name):
     with pytest.raises(

@@ -109,6 +109,7 @@ def test_a_query_that_sees_nothing_gets_zeros_and_finite_gradients():
         np.testing.assert_array_equal(gradient, 0)
 
 
+@pytest.mark.thorough
 def test_bfloat16_scores_are_summed_in_float32():
     # 256 equal terms of 1/16: bfloat16 sums of them would stall at 16 instead of reaching 32.
     query = jnp.full((1, 2, 1, 512), 0.25, jnp.bfloat16)
@@ -189,6 +190,7 @@ def test_cudnn_by_name_runs_or_says_why_not():
             whole_sequence_attention(*arrays, positions=positions, window=None, backend="cudnn")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("dtype", "head", "named"), [("float32", 8, "float32"), ("bfloat16", 12, "width 12")]
 )
@@ -202,6 +204,7 @@ def test_on_a_gpu_auto_logs_why_it_is_not_cudnn(dtype, head, named, monkeypatch,
         whole_sequence_attention(*arrays, positions=positions, window=2, backend="cudnn")
 
 
+@pytest.mark.by_default("3")
 @pytest.mark.parametrize("window", [None, 3])
 def test_cudnn_is_asked_for_the_same_window_and_padding(window, monkeypatch):
     """cuDNN itself needs a GPU; here its place is taken by the same call's plain implementation."""

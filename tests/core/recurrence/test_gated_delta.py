@@ -153,6 +153,7 @@ def test_tokens_without_decay_and_write_leave_the_state(form):
     np.testing.assert_array_equal(state, arguments["initial_state"])
 
 
+@pytest.mark.by_default("-inf-recurrent", "-inf-chunk")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("log_decay", [-1e4, -np.inf])
 def test_complete_decay_forgets_everything_with_finite_gradients(form, log_decay):
@@ -189,6 +190,7 @@ def to_numpy_float32(arguments):
     return {name: x.astype(np.float32) for name, x in arguments.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMS)
 def test_bfloat16_inputs_compute_in_float32_with_finite_gradients(form):
     arguments = to_jax(sample(length=10), jnp.bfloat16)

@@ -125,6 +125,7 @@ def test_weights_are_one_softmax_for_a_token_or_one_for_each_head():
         np.testing.assert_allclose(weights, expected, rtol=1e-12)
 
 
+@pytest.mark.by_default("1e-37", "1e-44")
 @pytest.mark.parametrize("temperature", [1e-30, 1e-37, 1e-44])
 def test_a_tiny_temperature_gives_all_weight_to_the_best_slot(temperature):
     scores = jnp.asarray([[[-200.0, 350.0, 325.0, 0.0]]], jnp.float32)
@@ -197,6 +198,7 @@ def test_the_written_out_gradient_is_the_automatic_one(score, weights):
     )
 
 
+@pytest.mark.by_default("dot")
 @pytest.mark.parametrize("score", ["idw", "dot"])
 def test_the_written_out_gradient_differentiates_like_the_automatic_one(score):
     queries, keys = sample(subkeys=5)
@@ -222,6 +224,7 @@ def test_without_any_token_loss_and_gradient_are_zero():
     np.testing.assert_array_equal(jax.grad(loss_of)(*arrays, **options), 0)
 
 
+@pytest.mark.thorough
 def test_even_use_of_all_sub_keys_reaches_the_least_loss():
     subkeys = 4
     ids = np.arange(subkeys).reshape(subkeys, 1, 1, 1).repeat(2, axis=2)

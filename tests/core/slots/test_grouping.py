@@ -53,6 +53,7 @@ def test_chunks_are_grouped_side_by_side(chunks):
         jax.tree.map(np.testing.assert_array_equal, mine, alone)
 
 
+@pytest.mark.thorough
 def test_a_gpu_sorts_all_chunks_in_one_row():
     ids = jax.random.randint(jax.random.key(0), (3, 20), 0, 6)
     by_chunk = jax.vmap(lambda x: grouping._sort_by_slot(x, 6))(ids)

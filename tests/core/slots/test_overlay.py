@@ -33,6 +33,7 @@ def test_each_slot_that_is_reached_gets_one_row_and_padding_none():
         npt.assert_array_equal(read[real > 0], tables[group][ids[real > 0]])
 
 
+@pytest.mark.thorough
 def test_slots_without_room_are_counted_and_no_later_read_is_a_number():
     base = jnp.arange(12.0).reshape(1, 6, 2)
     overlay = overlays_of(base, base, capacity=2)

@@ -73,6 +73,7 @@ def test_the_stored_tokens_are_written_before_each_chunk():
         stored = jax.tree.map(lambda x, best=best: x[best], every)
 
 
+@pytest.mark.thorough
 def test_a_chunk_without_tokens_writes_nothing_again():
     rng = np.random.default_rng(2)
     memory, history = start()

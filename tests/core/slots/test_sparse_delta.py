@@ -94,6 +94,7 @@ def test_the_page_equals_a_loop_in_numpy(decay):
         np.testing.assert_allclose(out.output[group], output, rtol=0, atol=EXACT)
 
 
+@pytest.mark.by_default("8-slot-1.0")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("chunk_size", "decay", "strongest"),
@@ -138,6 +139,7 @@ def test_the_kernels_that_fwpkm_reads_and_adds_rows_with_give_the_same(kernel):
     assert_trees_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("float64")
 def test_only_outputs_may_have_a_gradient():
     """The loss then leaves the final tables out, and the tables themselves are constants."""
@@ -164,6 +166,7 @@ def test_single_precision_stays_close_where_slots_decay_to_nothing():
         np.testing.assert_allclose(out.output[group], output, rtol=0, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_a_token_without_weights_changes_no_bit():
     tables, tokens = sample(5)
     still = {name: 0.0 * getattr(tokens, name) for name in ("write_weights", "log_decay")}

@@ -81,7 +81,7 @@ def test_the_scan_is_the_loop_over_chunks_and_places(slots):
     )
 
 
-@pytest.mark.by_default("both-few_slots", "both-many_slots")
+@pytest.mark.by_default("both-few_slots")
 @pytest.mark.parametrize("slots", [SLOTS, 200], ids=["few_slots", "many_slots"])
 @pytest.mark.parametrize("through", ["output", "values", "both"])
 def test_gradients_of_everything_are_the_automatic_ones(slots, through):

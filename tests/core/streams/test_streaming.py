@@ -190,6 +190,7 @@ def test_what_stands_behind_the_real_tokens_is_as_if_never_pushed(num_real):
     np.testing.assert_allclose(memory, by_hand.memory, rtol=1e-11)
 
 
+@pytest.mark.by_default("0")
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 def test_a_flush_writes_all_but_the_lookahead_once(lookahead):
     memory, pending, by_hand = start(lookahead)

@@ -146,6 +146,7 @@ def test_what_is_missing_is_said_in_one_line(
     assert not list(tmp_path.glob("x*"))
 
 
+@pytest.mark.thorough
 def test_half_of_a_mixture_comes_from_each_budget(tmp_path):
     """The paper's 5B + 5B: two files capped alike, mixed one to one, each row once an epoch."""
     for name, letter, documents in (("web", "w", 3_000), ("long", "l", 900)):

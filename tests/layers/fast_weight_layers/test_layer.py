@@ -132,6 +132,7 @@ def test_chunks_change_nothing(inputs):
         assert_close(whole(make(replace(SEGMENTS, chunk_size=size)), *inputs), expected)
 
 
+@pytest.mark.thorough
 def test_without_steps_it_is_an_mlp(inputs):
     layer = make(replace(CONFIG, steps="none"))
     slow = HeadTensors(**{name: p[...] for name, p in layer.tensors.items()})
@@ -182,6 +183,7 @@ def test_padding_anywhere_is_as_if_it_were_not_there(config, inputs):
     assert_close(chosen(joined), alone)
 
 
+@pytest.mark.thorough
 def test_reading_alone_keeps_the_stream(inputs):
     x, tokens, readout = inputs
     layer = make()

@@ -393,6 +393,7 @@ def test_each_document_of_a_stream_starts_from_the_initial_memory(name, way):
     assert np.all(losses[real & ~last & np.roll(real, -1, axis=1)][:3] > 0)
 
 
+@pytest.mark.thorough
 def test_documents_of_their_own_need_a_memory_for_each_sequence():
     config = dataclasses.replace(CONFIG, documents="document")
     layer, memory = layer_of(params_of(config), config), start(config=config)

@@ -116,6 +116,7 @@ def learned_layer():
     return FastWeight(config, MODEL, init_std=0.5, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.thorough
 def test_a_learned_table_is_where_memories_begin_and_go_back_to():
     learned, x = learned_layer(), jnp.asarray(tokens(3))
     starts = jnp.zeros((BATCH, LENGTH), bool).at[:, jnp.array([0, 5])].set(True)
@@ -138,6 +139,7 @@ def test_a_learned_table_is_where_memories_begin_and_go_back_to():
     assert_close(np.asarray(packed)[:, 5:], late)
 
 
+@pytest.mark.thorough
 def test_a_learned_table_has_the_gradient_that_its_differences_have():
     learned, x = learned_layer(), jnp.asarray(tokens(4))
     graphdef, params = nnx.split(learned)
@@ -164,6 +166,7 @@ def test_a_learned_table_has_the_gradient_that_its_differences_have():
     np.testing.assert_allclose(np.sum(gradient * way), along, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_frozen_memory_is_read_and_not_written():
     x, memory = tokens(2), written_memory()
     _, after = whole(x, memory, write=False)

@@ -49,6 +49,7 @@ def test_a_single_token_returns_its_gated_value():
     np.testing.assert_allclose(layer(x)[0], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.by_default("6")
 @pytest.mark.parametrize("length", [5, 6, 13])  # Within the window, masked, blockwise.
 def test_a_window_sees_itself_and_the_tokens_just_before(length):
     window = 5
@@ -62,6 +63,7 @@ def test_a_window_sees_itself_and_the_tokens_just_before(length):
     np.testing.assert_array_equal(reach, np.arange(length) >= length - window)
 
 
+@pytest.mark.thorough
 def test_full_attention_past_its_cache_sees_the_latest_tokens_however_it_is_cut():
     x = np.asarray(sample(2, 11, 6))
     expected = jax.jit(make(dataclasses.replace(SMALL, window=4)))(x)[0]

@@ -55,6 +55,7 @@ def test_a_chunk_reads_what_the_chunks_before_it_wrote_and_nothing_of_its_own():
     assert np.min(difference[4:]) > 1e-3
 
 
+@pytest.mark.thorough
 def test_a_model_with_a_convolution_starts_as_one_of_plain_mlps():
     x = jax.random.normal(jax.random.key(0), (1, 11, 6))
     layer = InPlaceConfig(**SMALL, target="convolution").build(6, rngs=nnx.Rngs(0))

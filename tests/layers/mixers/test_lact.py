@@ -67,6 +67,7 @@ def test_without_momentum_and_scale_a_layer_is_one_that_learned_neither():
     np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_every_sequence_starts_with_the_learned_weights():
     memory = build().initial_memory(2, jnp.float32)
     layer = build()
@@ -80,6 +81,7 @@ def test_every_sequence_starts_with_the_learned_weights():
     assert all(np.all(m == 0) for m in memory.momentum)
 
 
+@pytest.mark.thorough
 def test_without_a_rank_the_first_matrices_are_whole():
     layer = build(dataclasses.replace(CONFIG, low_rank=None))
     memory = layer.initial_memory(2, jnp.float32)

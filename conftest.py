@@ -112,7 +112,8 @@ def pytest_runtest_makereport(item: pytest.Item):
 def _mark_cases(items: list[pytest.Item], *, whole_files: bool) -> None:
     """Marks the cases that a mark does not name: `by_default`, thorough; `thorough`, slow.
 
-    `slow_cases` marks those that it names. With whole files, marks must name real cases.
+    `by_default(..., thorough=[...])` names both, and the others are slow. `slow_cases` marks those
+    that it names. With whole files, marks must name real cases.
     """
     unknown: dict[tuple[str, str], set[str]] = {}
     for item in items:
@@ -128,9 +129,11 @@ def _mark_cases(items: list[pytest.Item], *, whole_files: bool) -> None:
             if case == "NOTSET":  # The data of which the cases are is not here.
                 continue
             test = item.nodeid.removesuffix(f"[{case}]")
-            unknown.setdefault((test, name), set(mark.args)).discard(case)
+            further = mark.kwargs.get("thorough")
+            named = {*mark.args, *(further or ())}
+            unknown.setdefault((test, name), named).discard(case)
             if (case in mark.args) == to_named:
-                item.add_marker(adds)
+                item.add_marker(adds if further is None or case in further else "slow")
     for (test, name), cases in unknown.items():
         if cases and whole_files:
             raise pytest.UsageError(f"{test}: {name} names {sorted(cases)}, which are no cases.")

@@ -37,14 +37,22 @@ def test_every_config_is_valid_and_comes_back_from_json(name):
     assert experiment.run_dir == f"runs/{name}"
 
 
-@pytest.mark.by_default("fa__fwpkm2_6_10__pswa", "gdn_swa", "recall", "lact")
+@pytest.mark.by_default(
+    "fa__fwpkm2_6_10__pswa", "gdn_swa", "recall", "lact", thorough=["ablations/dot_scores"]
+)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_attention_of_every_model_can_be_limited_as_its_config_says(name):
     experiment = load_config(name)
     random_window(experiment.model, experiment.training.window_probability)
 
 
-@pytest.mark.by_default("gdn_fa__fwpkm2_6_10", "fa__pkm6_fwpkm2_10", "fast_weight_layer", "titans")
+@pytest.mark.by_default(
+    "gdn_fa__fwpkm2_6_10",
+    "fa__pkm6_fwpkm2_10",
+    "fast_weight_layer",
+    "titans",
+    thorough=["ablations/dot_scores"],
+)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_model_can_be_built_and_the_papers_have_its_parameters(name):
     cost = model_cost(load_config(name).model)
@@ -123,8 +131,8 @@ def test_every_part_of_a_config_is_trained_in_one():
     assert set().union(*map(parts, CONFIGS)) == set().union(*map(parts, TRAINED))
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("titans", "gdn_swa__pkm6_fwpkm2_10")
-@pytest.mark.thorough("recall", "gdn_swa__pkm6_fwpkm2_10", "titans")
 @pytest.mark.parametrize("name", [*TRAINED, *TRAINED_SLOWLY])
 def test_it_trains_when_shrunk(name, tmp_path):
     experiment = shrink(load_config(name), tmp_path)

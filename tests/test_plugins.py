@@ -230,8 +230,8 @@ def test_a_run_folder_runs_no_code(received):
     assert "evil_plugin, which is not installed" in named.stderr
 
 
+@pytest.mark.thorough("report .")
 @pytest.mark.slow_cases("eval --help", "export hf . out", "train --base . --run_dir new")
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments",
     ["report .", "eval --help", "eval .", "export . out", "export hf . out", "train --resume .",

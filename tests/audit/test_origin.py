@@ -171,7 +171,7 @@ def test_the_share_that_a_window_covers_is_told():
     assert told["recall, written"].startswith("Exact 0.375 [")
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("4-pass")
 @pytest.mark.parametrize(("window", "verdict"), [(4, "pass"), (40, "fail")])
 def test_a_window_that_covers_the_needle_is_named(window, verdict):
     """The last value stands less than 16 tokens before the question, and more than 3."""
@@ -190,7 +190,7 @@ def test_a_window_that_covers_the_needle_is_named(window, verdict):
         assert other_paths(subject, questions).verdict == "pass"  # Once its caches are empty.
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_answers_are_those_of_generate_and_beside_them_what_right_tokens_make_likely(
     facts, questions
 ):
@@ -212,7 +212,7 @@ def test_answers_are_those_of_generate_and_beside_them_what_right_tokens_make_li
             np.testing.assert_allclose(out.state.logits[0], logits[number], atol=1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_condition_asks_every_question(facts, questions):
     found = answers_of(facts, questions, run="tiny")
     conditions = {one.condition for one in found}

@@ -145,7 +145,7 @@ def test_labels_shifted_by_one_are_named(subject, shift):
         assert "leaves out the newest: labels are shifted by one" in line.text
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("validation loss")
 @pytest.mark.parametrize(
     "name", ["training loss", "validation loss", "evaluation loss", "validation accuracy", "recall"]
 )

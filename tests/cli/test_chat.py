@@ -36,7 +36,7 @@ def programs(text_run, monkeypatch, capsys, tmp_path):
     return run
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_question_aside_changes_neither_the_conversation_nor_its_memory(text_run):
     talk = Conversation(text_run)
     talk.read(np.arange(65, 83))
@@ -49,7 +49,7 @@ def test_a_question_aside_changes_neither_the_conversation_nor_its_memory(text_r
     assert answer.tolist() == aside.tolist(), "no chunk was full, so both read the same memory"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_waits_is_written_before_a_question_is_read(text_run):
     told, question = np.arange(65, 70), np.asarray([65, 66])
     model = text_run.model

@@ -41,7 +41,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused_at_once(tmp_path, capsys):
     assert "short.txt is a file; name a folder, which may be new." in shown.err
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_numbers_are_known_after_a_restart_and_none_without_writing(capsys):
     assert main(["demo"]) == 0
     shown = capsys.readouterr().out
@@ -55,7 +55,7 @@ def test_numbers_are_known_after_a_restart_and_none_without_writing(capsys):
     assert "0 of 4,096 without" in shown
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_user_tells_and_asks_and_the_next_start_knows_it(tmp_path, monkeypatch, capsys):
     def start(*lines, write=True):
         monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))

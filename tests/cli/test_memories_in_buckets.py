@@ -35,7 +35,7 @@ def own(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if line.startswith("fwpkm ")]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("memory")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_memory_in_a_bucket_lasts_from_command_to_command(program, kind, monkeypatch):
     short = ("--max_new_tokens=4", "--prompt=hello ")

@@ -155,8 +155,10 @@ def test_an_answer_on_a_cpu_needs_neither_grain_nor_the_language_of_kernels():
     assert done.stdout == "{'jax'}\n", done.stderr
 
 
+@pytest.mark.thorough(
+    "program0-arguments0-2-train.py: There is no shipped config 'recal'; the nearest"
+)
 @pytest.mark.slow_cases("program3-arguments3-2-generate.py: nowhere/config.json does not exist")
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("program", "arguments", "code", "said"),
     [

@@ -35,7 +35,7 @@ def value_and_gradients(loss, arrays):
     return jax.jit(gradient, compiler_options={"xla_allow_excess_precision": False})(*arrays)
 
 
-@pytest.mark.by_default("7-3-True", "8-4-False", "6-100-True")
+@pytest.mark.by_default("7-3-True", "8-4-False", "6-100-True", thorough=["1-4-True"])
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("tokens", "block"), [(1, 4), (7, 3), (8, 4), (9, 9), (6, 100)])

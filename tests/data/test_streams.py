@@ -149,7 +149,7 @@ def three(tmp_path):
     return folder, tmp_path / "p.parquet"
 
 
-@pytest.mark.by_default("concat-7")
+@pytest.mark.by_default("concat-7", thorough=["concat-1"])
 @pytest.mark.parametrize("steps", [1, 7, 40])
 @pytest.mark.parametrize("packing", ["concat", "documents"])
 def test_a_restored_position_gives_what_would_have_come(three, steps, packing):

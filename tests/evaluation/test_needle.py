@@ -114,7 +114,7 @@ def test_with_chunks_of_a_fixed_size_only_the_paper_mode_writes_the_end_of_a_rea
     assert record["provenance"]["chunk_size"] == model.config.fast_weight.chunk_size
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_reader_of_fixed_chunks_writes_as_they_fill(model, memory):
     tokens = np.random.default_rng(0).integers(8, size=9).astype(np.int32)
     reader = reader_of(model, memory, chunk_size=4)
@@ -124,7 +124,7 @@ def test_a_reader_of_fixed_chunks_writes_as_they_fill(model, memory):
     assert moved(reader, memory) > 1e-3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_fast_weights_are_rounded_between_calls_where_asked(model, memory):
     tokens = np.random.default_rng(0).integers(8, size=9).astype(np.int32)
     rounded = reader_of(model, memory, fast_weight_dtype="bfloat16")
@@ -271,7 +271,7 @@ def test_reading_writes_only_when_told_and_only_where_allowed(model, memory):
     assert moved(frozen, memory) == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_decoding_is_greedy(model, memory):
     reader = reader_of(model, memory)
     reader.read(np.arange(6))
@@ -302,7 +302,7 @@ def test_every_length_and_number_of_readings_starts_afresh(model, memory, perfec
     assert lengths[2] == lengths[3] > lengths[0]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_yarn_changes_attention_and_no_parameter(model, memory):
     stretched = with_yarn(model, factor=8.0, original_length=16)
     same = with_yarn(model, factor=None, original_length=16)

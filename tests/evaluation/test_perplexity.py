@@ -81,8 +81,8 @@ def test_frozen_streaming_equals_plain_segments(model, memory):
         np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.thorough("33")
 @pytest.mark.slow_cases("44")
-@pytest.mark.thorough
 @pytest.mark.parametrize("length", [2 * SEGMENT + 1, 2 * SEGMENT + 12, 12])
 def test_a_document_in_pieces_equals_whole_segments(model, memory, length):
     document = random_document(length)
@@ -108,7 +108,7 @@ def test_writing_and_frozen_differ_and_their_difference_is_reported(model, memor
     assert low < difference["loss"] < high
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_fast_weights_may_be_rounded_after_every_segment(model, memory):
     document = source(random_document(3 * SEGMENT + 1))
     exact, rounded = (
@@ -154,7 +154,7 @@ def test_memory_is_carried_over_documents_or_reset_in_each(model, memory):
     assert np.max(np.abs(carried[29:] - second)) > 1e-3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memory_is_carried_over_data_sets_which_are_scored_apart(model, memory):
     one, two = random_document(30), random_document(20, seed=1)
     apart = evaluate(model, memory, source(one, name="a"), source(two, name="b"))
@@ -164,7 +164,7 @@ def test_memory_is_carried_over_data_sets_which_are_scored_apart(model, memory):
     assert [by_source[name]["tokens"] for name in "ab"] == [29, 19]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("17-2")
 @pytest.mark.parametrize(("length", "writes"), [(17, 2), (16, 1), (18, 2)])
 def test_the_reference_queue_writes_what_the_release_writes(model, memory, length, writes):
     # Chunks of 8: a segment of 16 inputs is written twice (the second time 7 pairs, at its end),
@@ -215,7 +215,7 @@ def test_every_tail_length_shares_few_compiled_functions(model, memory, monkeypa
         assert sorted(traced) == ([1, 4, 15] if write else [1, 4, 15, 15])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_first_of_several_memories_is_read_and_said(model, memory):
     several = jax.tree.map(lambda x: jnp.concatenate([x, x + 1, x - 1]), memory)
     document = source(random_document(30))
@@ -225,7 +225,7 @@ def test_the_first_of_several_memories_is_read_and_said(model, memory):
     assert many.record["provenance"]["resets"]["memory_group_used"] == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_a_memory_writing_changes_nothing():
     model = LanguageModel(tiny_model_config(memory_layers=(), mixers=("swa",)), rngs=nnx.Rngs(0))
     result = evaluate(model, {}, source(random_document(30)))
@@ -243,7 +243,7 @@ def test_curves_average_runs_of_tokens_and_gates_lie_between_0_and_1(model, memo
     assert 0 < result.record["results"]["writing"]["gate_mean"]["layer_1"] < 1
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_addressing_is_measured_in_windows_of_segments(model, memory):
     result = evaluate(model, memory, source(random_document(8 * 2 * SEGMENT + 20)))
     measured = result.record["results"]["writing"]["addressing"]
@@ -252,7 +252,7 @@ def test_addressing_is_measured_in_windows_of_segments(model, memory):
     assert measured["mean"]["kld"] == measured["layer_1"]["kld"] <= np.log(16)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_memory_without_slots_has_no_addressing():
     rule = FwMLP(key_dim=8, value_dim=8, hidden_dim=8, learning_rate=1.0)
     config = tiny_model_config(fast_weight=FastWeightConfig(rule=rule, chunk_size=8))

@@ -180,6 +180,7 @@ def _without_numbers(text: Any) -> str:
     return re.sub(r"[-\s]+", " ", re.sub(r"[-+]?\d[\d,.]*", "#", text))
 
 
+@pytest.mark.thorough("ppl")
 @pytest.mark.slow_cases(
     "ppl, bfloat16",
     "needle, as the release",
@@ -193,7 +194,6 @@ def _without_numbers(text: Any) -> str:
     "gate_map",
     "continual",
 )
-@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
 def test_a_result_is_what_it_was(case, tmp_path):
     stored = json.loads(STORED.read_text())

@@ -190,8 +190,8 @@ MALFORMED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("environment.json")
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", MALFORMED)
 def test_files_of_another_form_are_named_in_one_line_and_other_results_shown(run, capsys, name):
     train(run)

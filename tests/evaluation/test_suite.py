@@ -145,7 +145,7 @@ def test_perplexity_writes_everything_with_its_provenance(subject, text, tmp_pat
     assert "layer_1" in shown
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_needles_are_hidden_in_the_runs_text(subject, tmp_path, capsys):
     options = EVALS["needle"].config(haystack_words=(20,), readings=(1,), piece_length=16)
     run_suite(subject, ("needle",), directory=tmp_path, configs={"needle": options}, limit=1)
@@ -231,8 +231,8 @@ def test_the_program_evaluates_a_run_directory(run_dir, capsys):
     assert (run_dir / "results" / "recall.png").is_file()
 
 
+@pytest.mark.thorough("arguments0-nearest name is recall")
 @pytest.mark.slow_cases("arguments2-no checkpoint of step 7", "arguments3-num_bins=0")
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -251,7 +251,7 @@ def test_the_program_says_what_is_wrong_and_exits_with_2(run_dir, capsys, argume
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_options_of_all_evaluations_reach_them(text, tmp_path, capsys):
     experiment = Experiment(model=tiny_model_config(), data=text, run_dir=str(tmp_path / "run"))
     model = LanguageModel(experiment.model, rngs=nnx.Rngs(0))
@@ -284,7 +284,7 @@ def test_options_of_every_evaluation_are_explained(capsys):
             assert f"--{name}.{field.name}" in shown
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppl", "needle", "recall"])
 def test_an_evaluation_counts_all_of_its_work(name, subject, tmp_path, monkeypatch):
     """The work that was announced is the work that was done."""

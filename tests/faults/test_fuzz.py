@@ -17,7 +17,7 @@ def read_or_refused(fault, name, files):
         assert found.outcomes["read"] > 0 or files < 1000
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("safetensors")
 @pytest.mark.slow_cases(*(READERS.keys() - {"json lines", "zip", "memory", "safetensors"}))
 @pytest.mark.parametrize("name", READERS)
 def test_forty_files_that_lie_are_read_or_refused_in_one_line(fault, name):

@@ -52,8 +52,8 @@ def received(unbroken, tmp_path):
     return dataclasses.replace(unbroken.experiment, run_dir=str(run), training=training)
 
 
+@pytest.mark.thorough("checkpoints/7")
 @pytest.mark.slow_cases("lock")
-@pytest.mark.thorough("lock", "checkpoints/7", "profile")
 @pytest.mark.parametrize(
     "name", ["lock", "metrics.jsonl", "checkpoints", "checkpoints/7", "tensorboard", "profile"]
 )
@@ -76,7 +76,7 @@ def test_training_writes_through_no_link_of_a_received_run(fault, unchanged, rec
         assert path.is_symlink()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_names_that_are_replaced_do_not_reach_what_links_lead_to(fault, unchanged, received):
     run = Path(received.run_dir)
     names = ["config.json", "environment.json", "results.json"]
@@ -96,7 +96,7 @@ def test_names_that_are_replaced_do_not_reach_what_links_lead_to(fault, unchange
         assert not (run / "results" / "report.html").is_symlink()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_report_is_not_written_into_a_linked_folder(fault, unchanged, tmp_path, unbroken):
     run = tmp_path / "run"
     run.mkdir()
@@ -138,7 +138,7 @@ def test_locks_and_memories_write_through_no_link(fault, unchanged, tmp_path):
         assert (folder / "bases" / "mine.safetensors").read_text() == PRECIOUS
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memories_of_a_run_are_not_deleted_through_a_linked_folder(
     fault, unbroken, tmp_path, capsys
 ):

@@ -144,7 +144,7 @@ def test_a_saved_memory_goes_on_as_if_it_had_stayed(tmp_path):
     chex.assert_trees_all_equal(to_private(left["bob"]), to_private(stayed["bob"]))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_batch_generates_the_tokens_of_generate():
     model, base = model_and_base()
     for name, prompt in PROMPTS.items():
@@ -161,8 +161,8 @@ def test_a_batch_generates_the_tokens_of_generate():
         np.testing.assert_allclose(log_probs, out.log_probs[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("mixers")
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mixers", "fwmlp"])
 def test_caches_of_all_kinds_and_private_memories_can_sit(name):
     """All that a state holds of a user moves with it."""
@@ -204,7 +204,7 @@ def test_a_user_who_loses_rows_ends_and_the_others_go_on():
         refuse_lost(lossy)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("None")
 @pytest.mark.parametrize("prompt", [None, [1]])
 def test_a_stop_token_ends_a_user_until_it_joins_again(prompt):
     model, batch = opened()
@@ -283,7 +283,7 @@ def test_what_does_not_fit_is_refused(changes, message):
         refused(changes)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_full_attention_keeps_what_each_user_reads():
     model = make_model(dataclasses.replace(EVERY, mixers=("attention",)))
     base = model.init_memory(jax.random.key(1))

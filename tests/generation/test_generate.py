@@ -78,8 +78,8 @@ def assert_close(actual, expected, tolerance=2e-5):
     )
 
 
+@pytest.mark.thorough("every_mixer_fwpkm_pkm-True")
 @pytest.mark.slow_cases("titans-True", "fwmlp-True")
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "write"),
     [
@@ -218,7 +218,7 @@ def test_prompts_of_any_lengths_give_what_each_gives_alone(groups, write):
         assert pending.num_waiting[group] == waiting
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_call_cut_in_two_gives_what_one_gives():
     sampling = Sampling(temperature=0.9, top_k=9, top_p=0.95, stop_ids=[5])
     run = functools.partial(generate, sampling=sampling, rng=jax.random.key(3))
@@ -243,7 +243,7 @@ def test_a_call_cut_in_two_gives_what_one_gives():
     assert len({tuple(row) for row in tokens.tolist()}) == 3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_finished_sequence_goes_on_with_a_new_prompt():
     model, _, state = start(batch=1, groups=1)
     (row,) = prompts(2)
@@ -364,7 +364,7 @@ def test_what_cannot_be_generated_is_refused(changes, message):
         generate(model, **arguments)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("stop_ids0")
 @pytest.mark.parametrize("stop_ids", [(), (3,)])
 def test_a_memory_that_is_not_finite_ends_its_sequence_and_no_other(stop_ids):
     """Of two users' memories in one batch one holds NaN."""

@@ -1,8 +1,8 @@
 """Runs every golden test over every file of its kind, in float64 and in float32.
 
-Part of the default run is the first file of a kind in float64; the next one is thorough. Files and
-dtypes add mathematics, which float64 tells more sharply: `-m slow` runs the other files, and all of
-them in float32; `--golden-dir` runs everything.
+Part of the default run is the first file of a kind in float64. Files and dtypes add mathematics,
+which float64 tells more sharply: `-m slow` runs the other files, and all of them in float32;
+`--golden-dir` runs everything.
 
 A module states `KIND = "attention"`; its tests take the fixtures `golden_path` (one file
 `attention_*.npz`) and `dtype` (what to compute in, with float64 switched on where needed).
@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 
 BY_DEFAULT = {"float64": 1, "float32": 0}
-"""Files of a kind in the default run."""
-THOROUGH = {"float64": 2, "float32": 0}
 """Files of a kind that are not slow."""
 DEFAULT_DIR = Path(__file__).parents[2].parent / "shared" / "golden"
 
@@ -49,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # Before -m chooses.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests of all files but the first ones of each kind as thorough or slow.
+    """Marks the tests of all files but the first one of each kind as slow.
 
     Those of published code, which have no file of that folder, are slow in float32.
 
@@ -68,10 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = seen.setdefault((item.nodeid.split("[")[0], dtype), [])
         if path not in files:
             files.append(path)
-        if files.index(path) >= THOROUGH[dtype]:
+        if files.index(path) >= BY_DEFAULT[dtype]:
             item.add_marker(pytest.mark.slow)
-        elif files.index(path) >= BY_DEFAULT[dtype]:
-            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture

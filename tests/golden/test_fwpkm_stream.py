@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fwpkm_jax.core.streams import streaming
 from fwpkm_jax.core.streams.pending import Signals, init_pending

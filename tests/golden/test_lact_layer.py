@@ -63,7 +63,7 @@ def with_weights(layer: LaCT, weights: dict[str, jax.Array]) -> LaCT:
     return layer
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_layer_matches_the_published_one(golden_path, dtype):
     file = open_file(golden_path, dtype)
     required = ["B", "T", "hidden_size", "num_attn_heads", "num_lact_heads", "lact_chunk_size"]

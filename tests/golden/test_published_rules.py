@@ -38,6 +38,7 @@ each_form = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @each_form
 def test_comba_matches_the_published_code(form, dtype):
     file = vectors.open_file(FOLDER / "comba.npz", dtype)
@@ -56,6 +57,7 @@ def test_comba_matches_the_published_code(form, dtype):
     file.assert_matches(results | {"output": output, "after": after})
 
 
+@pytest.mark.slow
 @each_form
 def test_rwkv7_matches_the_authors_numpy_code(form, dtype):
     file = vectors.open_file(FOLDER / "rwkv7.npz", dtype)
@@ -130,7 +132,11 @@ CASES = {
 }
 
 
-@pytest.mark.by_default("float64-gated_deltanet2-run", "float64-mamba3-run")
+@pytest.mark.by_default(
+    "float64-gated_deltanet2-run",
+    "float64-mamba3-run",
+    thorough=["float64-gated_deltanet2-recurrent"],
+)
 @each_form
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_of_2026_matches_the_public_code(name, form, dtype):

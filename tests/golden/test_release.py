@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fwpkm_jax.rules import FwMLP
 from tests.golden import release

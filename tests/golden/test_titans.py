@@ -107,7 +107,7 @@ def state_of(layer: Titans, memory) -> dict[str, jax.Array]:
     return results
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_memory_matches_the_published_one(golden_path, dtype):
     file = open_file(golden_path, dtype)
     config = config_values(

@@ -41,12 +41,14 @@ LIBRARY_FLOAT64 = {"llama3": 2e-7, "qwen3": 2e-7, "qwen3_5": 1.2e-6, "olmo_hybri
 1.3e-7 where only norms and rotary tables are cast, 0.8e-6 and 1.0e-6 where recurrences are too."""
 
 
-def each_folder(*by_default):
-    """Every folder; those of other names than these are thorough."""
+def each_folder(*by_default, slow=()):
+    """Every folder; those of other names are thorough."""
+
+    def marks(name):
+        return pytest.mark.slow if name in slow else pytest.mark.thorough
+
     cases = [
-        pytest.param(
-            path, id=path.name, marks=() if path.name in by_default else pytest.mark.thorough
-        )
+        pytest.param(path, id=path.name, marks=() if path.name in by_default else marks(path.name))
         for path in FOLDERS
     ]
     return pytest.mark.parametrize("folder", cases)
@@ -90,9 +92,7 @@ def largest_difference(a, b):
     return float(np.max(np.abs(a - b)))
 
 
-@pytest.mark.slow_cases("qwen3_5", "olmo_hybrid")
-@pytest.mark.thorough
-@each_folder()
+@each_folder(slow=["llama3", "qwen3_5", "olmo_hybrid"])
 def test_float64_is_what_the_library_computes_without_its_casts(folder):
     expected = np.load(folder / "expected.npz")
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
@@ -114,7 +114,7 @@ def test_float64_is_what_the_library_computes_without_its_casts(folder):
         assert largest_difference(streamed[real], padded[real]) < 2e-5 * largest
 
 
-@each_folder("llama3", "qwen3")
+@each_folder("llama3", "qwen3", slow=["qwen3_5", "olmo_hybrid"])
 def test_float32_is_what_the_library_computes(folder):
     expected = np.load(folder / "expected.npz")
     with jax.default_matmul_precision("highest"):
@@ -270,7 +270,7 @@ def tensors_of(folder):
     return tensors
 
 
-@each_folder("qwen3")
+@each_folder("qwen3", slow=["llama3", "qwen3_5", "olmo_hybrid"])
 def test_an_import_and_an_export_give_the_folder_again(folder, tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"
     assert main(["import", "hf", str(folder), str(run)]) == 0

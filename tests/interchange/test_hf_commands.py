@@ -66,7 +66,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_generation_of_padded_prompts_is_what_whole_passes_choose(folder):
     source = open_folder(folder)
     graphdef = nnx.split(
@@ -97,7 +97,7 @@ def test_the_tensors_asked_for_are_the_parameters_of_the_published_models(model_
     assert round(total / 1e9, 3) == billions
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_counts_are_those_of_the_published_models():
     nine = count_parameters(model_config({"model_type": "qwen3_5_text"}))
     assert round(nine.total / 1e9, 2) == 8.95
@@ -188,7 +188,7 @@ def test_a_run_that_began_here_leaves_as_a_folder_and_is_imported_again(tmp_path
     assert "model.head_bias" in capsys.readouterr().err
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_export_says_which_tokenizer_is_meant_and_what_a_model_without_attention_needs(
     tmp_path, capsys, monkeypatch
 ):
@@ -241,7 +241,7 @@ def test_an_export_says_which_tokenizer_is_meant_and_what_a_model_without_attent
     assert {*config_text(model, context=64)["layer_types"]} != {"linear_attention"}
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("-link-is a link")
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [

@@ -66,7 +66,7 @@ def compared(folder, name, *, streamed):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("mistral")
 @each_model
 def test_logits_are_the_library_s_also_behind_padding(folder, name):
     """In one pass: of two sequences one has padding in front."""
@@ -86,16 +86,16 @@ def test_logits_are_the_library_s_also_behind_padding(folder, name):
     assert largest_difference(ours[real], theirs[real]) < 2e-5 * np.max(np.abs(theirs))
 
 
+@pytest.mark.thorough("smollm3")
 @pytest.mark.slow_cases("qwen3_5_moe")
-@pytest.mark.thorough("smollm3", "gemma3", "qwen3_moe_window", "qwen3_5_moe")
 @each_model
 def test_a_whole_pass_and_a_stream_give_the_library_s_logits(folder, name):
     """The stream in a piece and single tokens, behind padding."""
     assert max(compared(folder, name, streamed=True)) < 2e-5
 
 
+@pytest.mark.thorough("gemma3")
 @pytest.mark.slow_cases("olmo3")
-@pytest.mark.thorough("olmo3", "gemma3", "qwen3_moe")
 @each_model
 def test_greedy_texts_of_prompts_of_two_lengths_are_the_library_s(folder, name):
     source = open_folder(folder)
@@ -109,8 +109,8 @@ def test_greedy_texts_of_prompts_of_two_lengths_are_the_library_s(folder, name):
     np.testing.assert_array_equal(out.tokens, KNOWN["models"][name]["text"])
 
 
+@pytest.mark.thorough("qwen2")
 @pytest.mark.slow_cases("qwen3_moe")
-@pytest.mark.thorough("qwen2", "gemma3", "qwen3_moe")
 @each_model
 def test_an_import_and_an_export_give_the_folder_again(folder, name, tmp_path):
     import_model(folder, tmp_path / "run", say=lambda _: None)
@@ -123,7 +123,7 @@ def test_an_import_and_an_export_give_the_folder_again(folder, name, tmp_path):
     assert text == KNOWN["models"][name]["config"]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("gemma3")
 @pytest.mark.parametrize("name", ["gemma3", "smollm3"])
 def test_a_memory_goes_into_a_model_whose_layers_differ(folder, name, tmp_path):
     import_model(folder, tmp_path / "run", say=lambda _: None)
@@ -244,7 +244,7 @@ def test_what_a_family_s_file_may_not_say_is_refused_by_name(values, message):
         model_config(values)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("qwen2")
 @pytest.mark.extras
 @pytest.mark.skipif(
     find_spec("torch") is None or find_spec("transformers") is None,

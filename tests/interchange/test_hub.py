@@ -94,7 +94,7 @@ def test_a_name_is_fetched_at_one_commit_which_the_run_keeps(hub, model, tmp_pat
         assert one.read_bytes() == other.read_bytes()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_single_file_is_fetched_where_there_is_one_beside_an_index(
     hub, model, tmp_path, capsys
 ):
@@ -109,7 +109,7 @@ def test_the_single_file_is_fetched_where_there_is_one_beside_an_index(
     assert not any("-of-" in line for line in hub.asked)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_older_commit_can_be_named_and_the_cache_does_without_the_hub(
     hub, model, tmp_path, capsys, monkeypatch
 ):
@@ -142,7 +142,9 @@ def test_a_lost_connection_is_taken_up_and_whole_files_are_fetched_once(
     assert not any("/resolve/" in line for line in hub.asked if line.startswith("GET"))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(
+    "somebody/absent-options0-somebody/absent is no folder here and no model of http"
+)
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -224,7 +226,7 @@ def test_a_hub_that_lies_writes_nothing_outside_the_cache_and_makes_no_run(
     assert code == 0, said
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_another_commit_than_the_one_that_was_asked_for_is_refused(hub, model, tmp_path, capsys):
     old = hub.add_folder(NAME, model)
     hub.lies["sha"] = hub.add_folder(NAME, model)
@@ -248,7 +250,7 @@ def test_a_hub_that_lies_after_a_lost_connection_is_refused_too(hub, model, tmp_
     assert not (tmp_path / "mine").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_branch_in_the_cache_does_without_the_hub(hub, model, tmp_path, capsys, monkeypatch):
     commit = hub.add_folder(NAME, model)
     assert run(capsys, "import", "hf", NAME, tmp_path / "run")[0] == 0

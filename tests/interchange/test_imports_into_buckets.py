@@ -26,7 +26,7 @@ def on_another_machine(tmp_path, monkeypatch, name):
     monkeypatch.setattr(tempfile, "tempdir", str(place))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("s3")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_in_a_bucket_brings_its_tokenizer(kind, tiny_qwen, tmp_path, monkeypatch):  # noqa: F811
     pytest.importorskip("tokenizers")
@@ -51,7 +51,7 @@ def test_a_model_in_a_bucket_brings_its_tokenizer(kind, tiny_qwen, tmp_path, mon
             text_tokenizer(run)
 
 
-@pytest.mark.thorough("memory", "s3")
+@pytest.mark.thorough("memory")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_imported_run_in_a_bucket_is_used_by_its_address(
     kind,
@@ -80,7 +80,7 @@ def test_an_imported_run_in_a_bucket_is_used_by_its_address(
         assert f"{address} is not empty; choose another" in capsys.readouterr().err
 
 
-@pytest.mark.thorough("memory")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_of_the_release_becomes_a_run_in_a_bucket(kind, tmp_path, monkeypatch):
     folder = tmp_path / "release"

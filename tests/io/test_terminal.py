@@ -130,7 +130,7 @@ def _mapped(pid):
     return Path(f"/proc/{pid}/maps").read_text()
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("0.12")
 @pytest.mark.parametrize("delay", [0.12, 0.3, 0.6, 1.0, 1.5])
 def test_an_interrupt_while_it_imports_is_one_line(delay, tmp_path):
     process = subprocess.Popen(

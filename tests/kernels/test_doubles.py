@@ -14,7 +14,9 @@ CASES = [
 ]
 
 
-@pytest.mark.by_default("chunk_gated_delta_rule-tpu", "product_top_k-tpu")
+@pytest.mark.by_default(
+    "chunk_gated_delta_rule-tpu", "product_top_k-tpu", thorough=["add_rms_norm-gpu"]
+)
 @pytest.mark.parametrize(("entry", "kernel"), CASES)
 def test_kernels_are_traced_where_doubles_are_switched_on(entry, kernel):
     """Python numbers then become 64-bit integers, which do not combine with 32-bit indices."""

@@ -17,7 +17,7 @@ from tests.kernels.entry import equations
 VOCAB, WIDTH = 8, 128
 
 
-@pytest.mark.by_default("tokens0")
+@pytest.mark.by_default("tokens0", thorough=["tokens1"])
 @pytest.mark.parametrize("tokens", [[0, -1, -8], [8, 1, 1], [-9, 0, 2]])
 def test_ids_outside_the_table_give_nan_and_no_gradient(tokens):
     table = jax.random.normal(jax.random.key(0), (VOCAB, WIDTH))
@@ -45,7 +45,7 @@ def test_unsigned_ids_keep_their_gradients(dtype, vocab):
     np.testing.assert_array_equal(np.flatnonzero(gradient.sum(1)), ids)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_rows_can_be_batched_and_differentiated_twice():
     tables = jax.random.normal(jax.random.key(0), (2, VOCAB, WIDTH))
     tokens = jnp.array([[0, 3, 3], [1, 1, 7]])

@@ -52,8 +52,7 @@ IN_BFLOAT16 = {
 }
 
 
-@pytest.mark.by_default("gpu-wide_keys")
-@pytest.mark.slow_cases("tpu-strong_writes", "tpu-strong_decay", "gpu-wide_values")
+@pytest.mark.by_default("gpu-wide_keys", thorough=["tpu-six_heads"])
 @pytest.mark.parametrize(
     ("kernel", "name"),
     [
@@ -93,7 +92,7 @@ def test_careful_products_of_rounded_tiles_keep_the_digits_of_their_terms(terms,
     assert 2.0**-10 * norm < np.linalg.norm(rounded - expected) < 2.0**-7 * norm
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("_interpreted")
 def test_no_memory_is_an_empty_memory():
     arrays = sample(SPEC, jnp.float32) | {"initial_state": jnp.zeros((1, 1, 8, 16))}
@@ -103,7 +102,7 @@ def test_no_memory_is_an_empty_memory():
     jax.tree.map(np.testing.assert_array_equal, rule(**arrays), given)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("_interpreted")
 def test_pieces_equal_the_whole():
     arrays = sample(SPEC, jnp.float32)

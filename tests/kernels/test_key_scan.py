@@ -39,8 +39,8 @@ def by_token(x):
     return jnp.moveaxis(x.reshape(HEADS, 2, *x.shape[1:]), -1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("of_one_chunk")
-@pytest.mark.thorough
 @pytest.mark.parametrize("of_all", [False, True], ids=["of_one_chunk", "of_all_chunks"])
 def test_queries_are_added_to_the_chosen_sub_keys_in_parts(of_all, monkeypatch):
     # Two parts of five tiles: from the third on they arrive in memory that was in use.
@@ -118,7 +118,7 @@ def test_a_step_moves_the_next_keys_and_splits_them():
     equal_or_close(norms, jnp.sum(new**2, axis=-1), ratio=1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_way_back_of_pulls_and_of_a_step():
     tokens, subkeys, half = 3, 4, 8
     ids, queries = draw_ids(tokens, subkeys), draw(CHUNKS, tokens, CODEBOOKS, half)
@@ -151,7 +151,7 @@ def test_the_way_back_of_pulls_and_of_a_step():
     equal_or_close(dots, jnp.sum(history[CHUNK - 1] * new, axis=-1), ratio=1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("3")
 @pytest.mark.parametrize("top_k", [TOP_K, 10])
 def test_cotangents_of_queries_are_sums_over_the_chosen_sub_keys(top_k):
     tokens, subkeys, half = 5, 12, 8
@@ -224,7 +224,7 @@ def test_without_the_kernel_of_the_selection_the_loops_are_plain(monkeypatch):
         assert chosen_for() == "reference"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memories_side_by_side_keep_the_plain_loops():
     rule = FwPKM(num_subkeys=128, key_dim=256, value_dim=128, backend="pallas")
 

@@ -29,7 +29,7 @@ def test_a_result_in_bfloat16_is_the_float32_one_rounded():
     np.testing.assert_allclose(np.asarray(rounded, np.float32), exact, rtol=2**-8)
 
 
-@pytest.mark.by_default("2-3")
+@pytest.mark.by_default("2-3", thorough=["2-4"])
 @pytest.mark.parametrize(("sequences", "chunk_size"), [(2, 3), (2, 4), (3, 3), (1, 2)])
 def test_the_order_of_rows_changes_nothing(sequences, chunk_size):
     op = functools.partial(mix_rms_norm, eps=SPEC.eps, dtype=jnp.float32)
@@ -93,7 +93,7 @@ def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio):
         assert error < ratio, name
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("1")
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_a_memory_layer_names_the_order_of_its_reads(groups, monkeypatch):
     rule = FwPKM(num_subkeys=8, key_dim=8, value_dim=8, top_k=2)

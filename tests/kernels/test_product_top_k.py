@@ -48,7 +48,7 @@ def test_small_distances_between_large_vectors_are_as_accurate_as_float32(kernel
     np.testing.assert_allclose(distances, exact, rtol=0, atol=16 * 64 * 8**2 * 2.0**-23)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("tpu")
 @both_kernels
 def test_groups_are_batched_and_chunks_scanned(kernel):
     queries, keys = draw(3, 2, 5, 1, 8), draw(2, 1, 2, 7, 4, seed=1)  # chunks, groups, ...
@@ -74,7 +74,7 @@ def test_groups_are_batched_and_chunks_scanned(kernel):
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_it_may_be_differentiated_twice():
     queries, keys = sample()
 
@@ -112,7 +112,7 @@ def test_a_query_on_a_sub_key_pulls_nothing_there():
         np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("tpu")
 @both_kernels
 def test_slots_of_queries_that_are_no_numbers_lie_in_the_table(kernel):
     queries, keys = sample(tokens=3, heads=1)
@@ -222,7 +222,7 @@ print(json.dumps({name: float(error) for name, error in errors.items()}))
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_two_warpgroups_of_a_program_find_what_the_reference_finds():
     # Each of them takes a thread of XLA's pool, which has as many as NPROC says.
     run = subprocess.run(

@@ -91,7 +91,7 @@ CALLED = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @each_library
 def test_a_library_is_given_the_same_memory(library, calls):
     for spec in specs.SPECS:
@@ -131,7 +131,7 @@ def tokens_of(width=128, heads=1, length=5):
     return [jax.random.normal(jax.random.key(n), shape) / width**0.5 for n in range(3)]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @each_library
 def test_functions_and_rules_run_a_library_that_is_asked_for(library, calls):
     q, k, v = tokens_of()
@@ -210,7 +210,7 @@ def test_a_library_runs_on_its_own_devices_alone():
         dispatch.Operation("op", lambda kernel: None).choose("jla")
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("False")
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_library_is_compared_with_plain_jax_before_its_first_use(calls, broken, monkeypatch):
     # A check without a name runs in this process.

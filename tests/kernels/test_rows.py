@@ -29,7 +29,7 @@ def made_like_the_table(function, *arrays):
     ]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_bfloat16_table_is_read_in_float32_on_the_gpu_and_refused_on_the_tpu():
     arrays = sample(SMALL, jnp.float32)
     arrays["values"] = arrays["values"].astype(jnp.bfloat16)
@@ -47,7 +47,7 @@ def test_a_bfloat16_table_is_read_in_float32_on_the_gpu_and_refused_on_the_tpu()
         slot_read(**arrays, backend="pallas")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["tpu", "gpu"])
 def test_kernels_run_eagerly_inside_a_trace_as_a_devices_check_does(kernel):
     reads, adds = sample(SMALL, jnp.float32), sample_add(SMALL, jnp.float32)

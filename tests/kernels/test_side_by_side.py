@@ -42,7 +42,7 @@ def by_document(layer, x, memory, pending):
     return layer(x, memory, starts=jnp.broadcast_to(starts, x.shape[:2]))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("call-")
 @pytest.mark.parametrize(
     ("use", "kernels"),
     [

@@ -67,7 +67,7 @@ def test_gradients_reach_each_projection_through_the_writes(name):
     np.testing.assert_allclose(jax.grad(loss)(0.0), expected, rtol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_incoming_stream_gets_the_gradient_of_finite_differences():
     params, memory, x = params_of(), start(), sample()
     rng = np.random.default_rng(2)
@@ -104,7 +104,7 @@ def test_bfloat16_activations_leave_a_float32_memory_and_finite_gradients():
     chex.assert_tree_all_finite(jax.tree.leaves(gradients(params, x)))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("l2")
 @pytest.mark.parametrize("query_norm", ["none", "l2"])
 def test_queries_that_stay_in_bfloat16_change_no_bit(query_norm, monkeypatch):
     config = dataclasses.replace(CONFIG, query_norm=query_norm)

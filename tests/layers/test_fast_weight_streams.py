@@ -101,7 +101,7 @@ def test_a_stream_with_a_larger_chunk_than_its_queue_is_refused():
         in_pieces([1], sample(), start(), chunk_size=5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_flush_writes_the_waiting_pairs_of_every_group():
     memory, x = start(groups=BATCH), sample(3)
     _, memory_before, pending = in_pieces([3], x, memory, np.ones((BATCH, 3)))
@@ -115,7 +115,7 @@ def test_a_flush_writes_the_waiting_pairs_of_every_group():
     assert_equal((again, same), (flushed, kept))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("True")
 @pytest.mark.parametrize("write", [True, False])
 def test_padding_in_front_counts_in_no_reported_loss(write):
     """A padded query has no loss, though a real token follows it."""
@@ -130,7 +130,7 @@ def test_padding_in_front_counts_in_no_reported_loss(write):
     assert alone.memory_loss > 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_frozen_memory_is_read_and_left_alone():
     params, memory, x = params_of(), start(), sample()
     y, after, info = whole(params, x, memory, write=False)

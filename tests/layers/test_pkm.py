@@ -160,7 +160,7 @@ def test_a_kernel_asked_for_by_name_is_not_replaced():
         layer(sample(np.float32))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_output_may_have_a_width_of_its_own():
     y, *_ = build(out_dim=7)(sample(np.float32))
     assert y.shape == (BATCH, LENGTH, 7)
@@ -185,7 +185,7 @@ def test_bfloat16_activations_have_finite_float32_gradients():
     assert all(np.any(np.asarray(leaf) != 0) for leaf in leaves)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_initial_weights_have_their_stated_sizes():
     layer = PKM(PKMConfig(num_subkeys=32, key_dim=16, value_dim=25), 36, rngs=nnx.Rngs(0))
     assert np.max(np.abs(layer.keys[...])) <= 1 / 4

@@ -99,6 +99,7 @@ def live(folder, model, state):
     return found
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_bucket_gives_what_a_folder_gives(folder, model, state, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_memories, "now", lambda: "now")
     expected, actual = live(tmp_path, model, state), live(folder, model, state)
@@ -133,6 +134,7 @@ def dying(monkeypatch, number):
     return count
 
 
+@pytest.mark.slow_cases("gs-0")
 @pytest.mark.parametrize(
     "part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]
 )
@@ -186,6 +188,7 @@ def test_a_kill_at_any_write_leaves_the_old_memory_or_the_new(folder, model, sta
     monkeypatch.undo()
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_second_session_is_refused_as_on_a_disk(folder, model, state, monkeypatch):
     monkeypatch.setattr(lock, "SILENCE", 2.0)
     monkeypatch.setattr(lock, "BEAT", 0.05)
@@ -204,6 +207,7 @@ def test_a_second_session_is_refused_as_on_a_disk(folder, model, state, monkeypa
     memories.save(folder, "alice", state, model=model)
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_session_that_lost_its_lock_writes_no_more(folder, model, state, monkeypatch):
     monkeypatch.setattr(lock, "BEAT", 0.05)
     memories.save(folder, "alice", state, model=model)
@@ -215,6 +219,7 @@ def test_a_session_that_lost_its_lock_writes_no_more(folder, model, state, monke
     assert_same(memories.load(folder, "alice", model), state)
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_failed_upload_leaves_the_memory_of_before(folder, model, state, monkeypatch):
     new = change(state, 1)
     with memories.hold(folder, "alice"):
@@ -228,6 +233,7 @@ def test_a_failed_upload_leaves_the_memory_of_before(folder, model, state, monke
         assert_same(memories.load(folder, "alice", model), new)
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_deletion_that_failed_is_not_made_up_for_by_another_change(
     folder, model, state, monkeypatch
 ):
@@ -243,6 +249,7 @@ def test_a_deletion_that_failed_is_not_made_up_for_by_another_change(
         assert_same(memories.load(folder, "alice", model), state)
 
 
+@pytest.mark.slow_cases("gs-deleted", "gs-replaced", "gs-restored", "s3-replaced", "s3-restored")
 @pytest.mark.parametrize("change_to", ["deleted", "replaced", "restored"])
 def test_a_reader_whose_memory_changes_meanwhile_reads_the_new_one(
     folder, model, state, monkeypatch, change_to
@@ -278,6 +285,7 @@ def test_a_reader_whose_memory_changes_meanwhile_reads_the_new_one(
             assert_same(memories.load(folder, "bob", model), new)
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_base_goes_after_the_last_memory_that_needs_it(folder, model, state, monkeypatch):
     memories.save(folder, "alice", state, model=model)
     memories.fork(folder, "alice", "bob")
@@ -313,6 +321,7 @@ def test_forks_and_deletes_wait_for_each_other(monkeypatch, model, state):
         assert memories.names(folder) == ("alice", "bob")
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_list_reads_headers_alone_and_names_what_is_damaged(folder, model, state, monkeypatch):
     memories.save(folder, "alice", state, model=model)
     memories.fork(folder, "alice", "bob")
@@ -337,6 +346,7 @@ def test_a_list_reads_headers_alone_and_names_what_is_damaged(folder, model, sta
     assert store.read("notes.txt") == b"mine"
 
 
+@pytest.mark.slow_cases("gs")
 def test_while_a_memory_is_held_what_is_known_is_not_read_again(folder, model, state, monkeypatch):
     memories.save(folder, "start", state, model=model)
     memories.fork(folder, "start", "alice")

@@ -122,7 +122,7 @@ def piece(params, tokens, stream, segment_ids):
     return model.stream(tokens, stream, segment_ids=segment_ids, write=False)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_stream_of_documents_reads_as_the_row():
     """In pieces within which documents start and go on, with padding between them."""
     tokens, weight = drawn()
@@ -171,7 +171,7 @@ def test_documents_of_a_stream_start_from_the_initial_memory():
     assert np.all(np.any(np.asarray(written), axis=(1, 2)))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_tokens_that_wait_are_paired_within_their_document():
     params, memory = build()[1], jax.tree.map(jnp.asarray, build()[2]["layer_1"])
     x = jnp.asarray(np.random.default_rng(1).normal(size=(*IDS.shape, MODEL.model_dim)))

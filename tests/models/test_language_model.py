@@ -91,7 +91,7 @@ def read(tokens, stream, keep):
     return start()[0].stream(tokens, stream, logits_to_keep=keep)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_logits_that_are_kept_are_the_last_ones():
     model, memory = start()
     stream = model.init_stream(memory, batch=BATCH, max_length=LENGTH)
@@ -123,7 +123,7 @@ def test_with_a_frozen_memory_stream_and_whole_pass_agree():
     jax.tree.map(np.testing.assert_array_equal, out.memory, memory)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_writing_changes_memories_and_later_logits_only():
     _, memory = start()
     params = build()[1]
@@ -161,7 +161,7 @@ def test_groups_do_not_see_each_other():
     assert np.any(one.logits[0] != two.logits[0])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_group_of_its_own_is_a_batch_of_its_own():
     _, memory = start(groups=2)
     _, single = start(groups=1)

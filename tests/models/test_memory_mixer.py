@@ -56,7 +56,7 @@ def test_a_query_depends_on_the_words_in_the_window_and_on_no_other():
     assert changed == [False] * 4 + [True] * 4
 
 
-@pytest.mark.thorough("memory")
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["all", "memory"])
 def test_a_saved_memory_begins_with_an_empty_window_or_goes_on(tmp_path, keep):
     model = build(MODEL)

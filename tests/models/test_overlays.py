@@ -140,7 +140,7 @@ def test_lost_rows_are_counted_and_never_read():
     np.testing.assert_array_equal(np.isnan(streamed).all(axis=(1, 2)), [False, True, False])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_overlays_are_joined_resized_and_moved_to_another_base():
     model, base = model_and_base()
     fork = overlays.fork_memory(model, base, users=2, capacity=4)
@@ -167,7 +167,7 @@ def test_overlays_are_joined_resized_and_moved_to_another_base():
             refuses()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_evaluations_take_overlays():
     model, base = model_and_base()
     fork = overlays.to_overlay(model, private_start(base, full=None), base, capacity=4)
@@ -178,7 +178,7 @@ def test_evaluations_take_overlays():
     chex.assert_trees_all_equal(rounded, as_stored(overlays.to_private(fork), "bfloat16"))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_generation_refuses_a_user_who_lost_rows():
     model, base = model_and_base()
     memory = overlays.fork_memory(model, base, users=1, capacity=1)

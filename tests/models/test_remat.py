@@ -107,7 +107,7 @@ def test_offload_is_refused_where_the_host_has_the_only_memory():
         make_setup(replace(experiment, training=training))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_layer_is_computed_again_and_no_memory(arrays):
     """Checks the inputs of the recomputation: a memory would add its old table."""
     graphdef, *arrays = arrays

@@ -20,7 +20,7 @@ MODEL = replace(
 )
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("False")
 @pytest.mark.parametrize("pending", [False, True])
 def test_a_new_document_does_not_label_the_last_token_of_the_one_before(pending):
     """Steps on two documents equal the sum of the steps on each: no pair spans both documents."""

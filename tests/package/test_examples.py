@@ -44,8 +44,10 @@ def registries():
         registry.update(content)
 
 
+@pytest.mark.by_default(
+    *EXAMPLES.keys() - LONGEST, thorough=["fwpkm_jax.generation.continuous_batching.open_batch"]
+)
 @pytest.mark.usefixtures("registries")
-@pytest.mark.by_default(*EXAMPLES.keys() - LONGEST)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_as_it_stands(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -91,7 +91,7 @@ def test_the_mean_target_averages_two_neighbours():
     np.testing.assert_allclose(sequence.target[:, :-1], mean_of_neighbours(signals), rtol=1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", [pytest.param((7,), marks=pytest.mark.slow), (2, 1, 4)])
 def test_a_stream_averages_the_same_neighbours(pieces):
     rule = dataclasses.replace(RULE, target="mean")

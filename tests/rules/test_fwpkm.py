@@ -75,8 +75,8 @@ def test_a_pass_equals_the_plain_loops(case, seed, masked):
     np.testing.assert_allclose(out.memory.values, expected.values[0], **tolerance)
 
 
+@pytest.mark.thorough("idw-query")
 @pytest.mark.slow_cases("dot-query", "dot-gate")
-@pytest.mark.thorough
 @pytest.mark.parametrize("field", ["query", "value", "gate"])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_through_the_writes_are_finite_differences_of_the_plain_loops(case, field):
@@ -150,12 +150,7 @@ def automatic_step(rule, memory, chunk):
     return apply(memory.keys, d_keys), apply(memory.values, d_values)
 
 
-@pytest.mark.by_default("{'write_clip': 0.05}")
-@pytest.mark.by_default(
-    "{'write_clip': 0.05}",
-    "{'weight_decay': 0.1, 'learning_rate': 0.3}",
-    "{'key_loss': 'reconstruction'}",
-)
+@pytest.mark.by_default("{'write_clip': 0.05}", thorough=["{}"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -212,7 +207,7 @@ def test_inner_steps_write_a_chunk_again_and_move_its_keys_once():
     np.testing.assert_allclose(repeating.info.update_norm**2, squares, rtol=1e-10)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("1")
 @pytest.mark.parametrize("length", [1, 2])
 def test_a_chunk_without_any_target_moves_the_keys_alone(length):
     rule = dataclasses.replace(FwPKM.tiny(), lookahead=2)

@@ -45,8 +45,8 @@ def _table_copies(text, groups):
     ]
 
 
+@pytest.mark.thorough("forward-1")
 @pytest.mark.slow_cases("gradient-3")
-@pytest.mark.thorough
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("function", [_run, _gradient], ids=["forward", "gradient"])
@@ -57,7 +57,7 @@ def test_no_table_is_copied_in_the_loop(function, groups):
     assert _table_copies(loops, groups) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("1")
 @pytest.mark.two_phase
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("groups", [1, 3])

@@ -70,7 +70,7 @@ def test_a_step_is_minus_the_gradient_of_the_loss_by_each_tensors_rates():
     assert_close(read, (jax.nn.silu(keys @ gate.T) * (keys @ up.T)) @ down.T)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_momentum_keeps_the_mean_share_over_the_counted_tokens():
     first, second = sample(seed=1), sample(seed=2)
     start, after, last = steps(init_memory(RULE, jnp.float64), first, second)

@@ -61,7 +61,7 @@ def test_without_decay_gated_deltanet_is_deltanet():
     assert_same(GatedDeltaNet().run(kept), DeltaNet().run(tokens._replace(log_decay=None)))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_a_turn_and_a_second_write_mamba_3_is_mamba_2():
     tokens = tokens_of(Mamba2())
     alone = jnp.pad(tokens.strength[..., None], [(0, 0)] * 3 + [(0, 3)])
@@ -96,7 +96,7 @@ def test_gated_deltanet_2_with_one_number_for_both_gates_is_kda():
     assert_same(GatedDeltaNet2().run(tokens._replace(strength=both)), KDA().run(tokens))
 
 
-@pytest.mark.by_default("kda")
+@pytest.mark.by_default("kda", thorough=[])
 @pytest.mark.parametrize(
     ("rule", "plain"),
     [
@@ -224,7 +224,7 @@ def test_omega_writes_each_error_of_its_window_anew_and_a_window_of_one_is_a_del
         np.testing.assert_allclose(found[0, at, 0], query[at] @ matrix, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.by_default("2", "3a")
+@pytest.mark.by_default("2", "3a", thorough=["1"])
 @pytest.mark.parametrize(
     ("rule", "window", "error"),
     [
@@ -386,7 +386,7 @@ def test_without_writes_gated_deltanet_only_decays():
     np.testing.assert_allclose(out.final_state, share * start, rtol=1e-11)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_stabilised_mlstm_is_the_plain_one():
     tokens = tokens_of(MLSTM(), batch=1, heads=1)
     out = MLSTM().run(tokens)

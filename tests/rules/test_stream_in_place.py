@@ -47,7 +47,7 @@ def copies(text, *shape):
     ]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("1")
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("length", [1, 5])
 def test_a_piece_of_a_stream_copies_no_table(length):
@@ -63,13 +63,13 @@ def test_a_token_of_several_memories_copies_no_other_memorys_table():
     assert copies(text, 3, RULE.num_slots, RULE.value_dim) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_token_is_queued_in_place():
     entry = compiled_push(1).split("ENTRY")[1]
     assert copies(entry, CHUNK + RULE.lookahead, RULE.value_dim) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_read_of_the_old_table_after_the_write_is_seen_as_a_copy():
     """What the tests above look for is there where a program needs it."""
     memory = RULE.init(jax.random.key(0))
@@ -85,7 +85,7 @@ def test_a_read_of_the_old_table_after_the_write_is_seen_as_a_copy():
     assert copies(text, RULE.num_slots, RULE.value_dim)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("1")
 @pytest.mark.two_phase
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("groups", [1, 3])

@@ -37,7 +37,7 @@ def assert_close(actual, expected):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("1")
 @pytest.mark.parametrize("depth", [1, 3])
 def test_chunks_of_one_token_are_the_papers_recurrence(depth):
     rule = replace(TitansRule.tiny(), depth=depth, momentum_order=1, forget=0.2)
@@ -141,7 +141,7 @@ def test_ttt_linear_written_out():
     np.testing.assert_array_equal(out.memory.weights.scale, scale)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_several_tokens_of_one_write_are_one_step_of_their_sum():
     rule = replace(TitansRule.tiny(), write_size=4, momentum_order=0, forget=0.0)
     memory, sequence = init_memory(rule, jnp.float64), sequence_of(rule, length=7)

@@ -61,13 +61,9 @@ def outputs_and_gradients(rule, plain, memory, sequence):
 
 
 # More slots than references, or fewer: a matter of one chunk, so that not all lengths need both.
-@pytest.mark.slow_cases(
-    "replay-rest",
-    "sparing-groups_and_rest",
-    "inner_steps-groups_and_rest",
-    "few_slots-sixteen_chunks",
+@pytest.mark.by_default(
+    "few_slots-short", thorough=["hardening-two_chunks", "everything-groups_and_rest"]
 )
-@pytest.mark.by_default("few_slots-short")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("rule", "length", "groups", "masked"),
@@ -128,8 +124,8 @@ def test_kernels_agree_with_the_plain_scan(kernel):
     assert_close_by_norm(ours, plain, tolerance=1e-4)
 
 
+@pytest.mark.thorough("{'key_loss': 'both'}")
 @pytest.mark.slow_cases("{'key_loss': 'reconstruction'}", "{'weight_decay': 0.1}")
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

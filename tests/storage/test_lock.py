@@ -199,6 +199,7 @@ def elsewhere(monkeypatch):
     monkeypatch.setattr(lock_module, "_granted", lambda file: True)
 
 
+@pytest.mark.slow_cases("gs")
 def test_one_session_at_a_time_has_a_lock(place, patience, elsewhere):
     first = Lock(place)
     with pytest.raises(RunInUseError, match=rf"{place} is in use by process {os.getpid()} on "):
@@ -209,6 +210,7 @@ def test_one_session_at_a_time_has_a_lock(place, patience, elsewhere):
     Lock(place).release()
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_lock_of_the_silent_is_taken_over(place, patience, elsewhere):
     said = []
     first = Lock(place)
@@ -219,6 +221,7 @@ def test_a_lock_of_the_silent_is_taken_over(place, patience, elsewhere):
     second.release()
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_holder_that_is_known_to_be_gone_is_not_waited_for(place):
     record = {**lock_module._record(), "pid": 2**22 + 1}  # No system has so many.
     put(place, json.dumps(record).encode())
@@ -228,6 +231,19 @@ def test_a_holder_that_is_known_to_be_gone_is_not_waited_for(place):
 
 
 # What a client of gs:// says of nine megabytes in one piece.
+@pytest.mark.slow_cases(
+    "gs-bytes",
+    "gs-large",
+    "gs-list",
+    "gs-number",
+    "gs-object",
+    "gs-text",
+    "s3-bytes",
+    "s3-large",
+    "s3-list",
+    "s3-number",
+    "s3-object",
+)
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 @pytest.mark.parametrize(
     "content",
@@ -249,6 +265,7 @@ def test_what_is_no_record_of_this_program_is_refused_and_stays(place, patience,
         assert content_of(place, name) == content
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_holder_stops_at_its_next_write_after_another_took_the_lock(place, patience, monkeypatch):
     """Also where no time passed by its clock, as on a machine that slept, and no beat came."""
     monkeypatch.setattr(lock_module, "BEAT", 1000.0)

@@ -28,6 +28,7 @@ def address(request, monkeypatch):
         yield address
 
 
+@pytest.mark.slow_cases("gs")
 def test_objects_are_read_written_listed_and_removed(address, tmp_path):
     store = Store(address)
     assert store.sizes() == {}
@@ -45,6 +46,7 @@ def test_objects_are_read_written_listed_and_removed(address, tmp_path):
         store.read("none")
 
 
+@pytest.mark.slow_cases("gs")
 def test_an_object_of_more_bytes_than_its_store_states_is_not_taken(address, tmp_path, monkeypatch):
     store, whole = Store(address), Store._info
     store.write("x", bytes(30_000_000))
@@ -70,6 +72,7 @@ def test_an_object_appears_when_its_upload_is_complete(monkeypatch, tmp_path):
         assert seen <= {100_000_000}
 
 
+@pytest.mark.slow_cases("gs")
 def test_conditional_writes_hold(address):
     store = Store(address)
     assert store.versioned("x") is None
@@ -85,6 +88,7 @@ def test_conditional_writes_hold(address):
     assert store.sizes() == {}
 
 
+@pytest.mark.slow_cases("gs")
 def test_of_many_that_create_at_once_one_does(address):
     won, start = [], threading.Barrier(8)
 

@@ -38,8 +38,8 @@ FAULTS = {
 PACKED = "packed_documents_equal_separate_rows"
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("0")
-@pytest.mark.thorough
 @pytest.mark.parametrize("lookahead", [0, 1, 2])
 def test_a_memory_that_starts_at_zero_passes(lookahead):
     rule = SmallRule(lookahead=lookahead)
@@ -50,12 +50,12 @@ def test_one_property_is_checked_without_the_others():
     check_rule(SmallRule(), properties=["memory_specs_name_the_layout_of_every_leaf"])
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases(
     "packed_documents_equal_separate_rows-2",
     "packed_documents_equal_separate_rows_in_single_precision-2",
     "packed_documents_equal_separate_rows_in_single_precision-0",
 )
-@pytest.mark.thorough
 @pytest.mark.parametrize("lookahead", [0, 2])
 @pytest.mark.parametrize("name", DOCUMENT_PROPERTIES)
 def test_documents_start_anew_and_without_resets_the_leak_is_found(name, lookahead, monkeypatch):
@@ -75,7 +75,7 @@ def test_documents_start_anew_and_without_resets_the_leak_is_found(name, lookahe
         check_rule(rule, properties=[name])
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("packed_documents_equal_separate_rows")
 @pytest.mark.parametrize("name", [PACKED, f"{PACKED}_in_single_precision"])
 def test_a_rule_whose_targets_mix_documents_is_found(name):
     with pytest.raises(AssertionError, match=rf"{name}: the output of documents"):

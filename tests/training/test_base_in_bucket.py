@@ -45,7 +45,7 @@ def with_memory(address, run_dir):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("memory")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_run_has_the_weights_of_its_base_in_a_bucket(kind, tmp_path, monkeypatch):
     with a_store(kind, monkeypatch) as address:
@@ -75,7 +75,7 @@ def test_only_the_checkpoints_that_are_needed_are_copied(monkeypatch):
                 assert (folder / "config.json").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_frozen_weights_are_read_from_the_bucket_and_their_loss_costs_no_checkpoint(
     tmp_path, monkeypatch
 ):

@@ -72,7 +72,7 @@ def test_a_batch_is_named(state, batch):
     assert cause(state, batch, state.memory) == "the batch's loss_weight is not finite"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_layer_whose_output_overflows_is_named(state, batch):
     # Finite weights, finite input, output beyond float32.
     params = state.params
@@ -84,12 +84,12 @@ def test_the_layer_whose_output_overflows_is_named(state, batch):
     assert found.startswith("the output of blocks/0/feed_forward")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_does_not_repeat_is_said_so(state, batch):
     assert "does not repeat it" in cause(state, batch, state.memory)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_watching_leaves_the_classes_as_they_were(state, batch):
     from fwpkm_jax.models.block import Block
     from fwpkm_jax.models.language_model import LanguageModel
@@ -148,7 +148,7 @@ def test_a_run_stops_with_steps_cause_and_last_good_checkpoint(
         np.testing.assert_array_equal(a, e)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_fast_weight_that_nobody_reads_is_not_saved(unbroken, tmp_path, monkeypatch):
     """Slots that no token reads do not change the loss; the check before a save finds them."""
     run = tmp_path / "run"

@@ -60,7 +60,7 @@ def wait_for_step(run, step, process, seconds=120):
         time.sleep(0.002)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_killed_runs_end_as_the_unbroken_one(unbroken, start_program, tmp_path):
     """Kills the run twice, once probably during a save, then lets it finish."""
     run = tmp_path / "run"
@@ -115,7 +115,7 @@ def test_a_preempted_run_saves_within_30_seconds_and_goes_on_bit_for_bit(
     assert read_records(runs[0]) == read_records(runs[1])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_typo_ends_with_code_2_and_the_nearest_name(start_program):
     process = start_program("--trainig.steps", 3)
     _, errors = process.communicate(timeout=60)

@@ -127,7 +127,7 @@ def test_a_signal_saves_the_step_and_the_same_command_goes_on(
     assert [session["from_step"] for session in sessions] == [0, 7]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_records_past_the_checkpoint_are_written_once(unbroken, tmp_path):
     # A run killed at step 13 has its checkpoint of step 10, records of 3 more and half of a fourth.
     experiment = replace(unbroken.experiment, tmp_path / "run", validate_every=10)
@@ -210,7 +210,7 @@ def test_a_vocabulary_smaller_than_the_datas_is_refused(unbroken, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_opens_for_reading(unbroken):
     run = load_run(unbroken.directory)
     assert run.experiment == unbroken.experiment

@@ -43,7 +43,7 @@ def assert_same(actual, expected):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_each_step_is_wholly_the_one_or_the_other_by_its_draw():
     """Four steps at probability 1/2, each against the two models' own steps; micro-batches share
     the draw."""
@@ -71,7 +71,7 @@ def test_each_step_is_wholly_the_one_or_the_other_by_its_draw():
     assert set(drawn) == {True, False}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_both_branches_are_compiled_once():
     drawn, never = (
         make_step(BARE, probability=p).lower(start(BARE), sample_batch()).as_text()

@@ -72,7 +72,7 @@ def trained(base):
     return base.parent / "new", stream.getvalue(), result.state
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_command_of_the_page_on_sessions_trains_the_memory_alone(tmp_path):
     page = (Path(__file__).parents[2] / "docs/howto/sessions.md").read_text()
     command = re.search(r"```shell\nfwpkm train (.*?)```", page, re.DOTALL)[1]
@@ -158,7 +158,7 @@ def test_what_is_frozen_stays_and_takes_no_state(base, trained):
     assert describe_trained(state.params, ()) == ""
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_experts_are_balanced_in_training_and_the_loss_stays_the_cross_entropy(trained):
     lines = [json.loads(x) for x in (trained[0] / "metrics.jsonl").read_text().splitlines()]
     # Even use of 4 experts, 2 a token, gives 2; times the weight.

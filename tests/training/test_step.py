@@ -127,7 +127,7 @@ def test_the_memory_of_a_state_is_the_start_that_a_step_has_trained():
     assert np.sum(np.any(tables[0] != tables[1], axis=1)) > 1
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_schedule_free_takes_gradients_between_the_average_and_the_newest_iterate():
     memory = MemoryConfig(groups=4, lifetime="batch")
     config = OptimizerConfig(
@@ -182,7 +182,7 @@ def test_micro_batches_change_nothing_where_each_has_its_memories(per_sequence):
         assert metrics[name] != 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_loss_block_changes_nothing(per_sequence):
     blocks, metrics = take_step(
         MemoryConfig(groups=4, lifetime="batch"), sample_batch(), loss_block=7

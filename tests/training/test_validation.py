@@ -28,7 +28,7 @@ def sample_batch(seed, *, answers):
     return batch
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("1-False")
 @pytest.mark.parametrize(("micro_batches", "answers"), [(1, False), (2, True)])
 def test_the_loss_is_the_mean_weighted_over_all_batches(micro_batches, answers):
     model = LanguageModel(MODEL, rngs=nnx.Rngs(0))

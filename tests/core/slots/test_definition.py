@@ -70,9 +70,8 @@ def results_and_cotangents(way, rule, memory, sequence, written_out):
     )
 
 
-@pytest.mark.by_default("step-{'score': 'dot', 'num_heads': 1}")
-@pytest.mark.slow_cases(
-    *(f"{way}-{options}" for way in ("step", "run") for options in OPTIONS[::2])
+@pytest.mark.by_default(
+    "step-{'score': 'dot', 'num_heads': 1}", thorough=["run-{'score': 'dot', 'num_heads': 1}"]
 )
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("way", [step, run, run_groups], ids=lambda way: way.__name__)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
+import pytest
 
 from fwpkm_jax.core.slots.options.overlay import (
     open_groups,

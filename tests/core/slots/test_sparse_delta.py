@@ -124,7 +124,7 @@ def test_the_form_for_other_devices_gives_the_same():
     assert_trees_close(there, here, rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("gpu")
 @pytest.mark.parametrize("kernel", ["gpu", "tpu"])
 def test_the_kernels_that_fwpkm_reads_and_adds_rows_with_give_the_same(kernel):
     tables, tokens = in_single_precision(sample(8, length=6))

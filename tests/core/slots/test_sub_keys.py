@@ -37,7 +37,7 @@ def loops(coefficients, ids, vectors, keys):
     return totals, added, sums, dots
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_rows_and_products_are_the_loops():
     c, ids, vectors, keys = sample()
     expected = loops(*map(np.asarray, (c, ids, vectors, keys)))

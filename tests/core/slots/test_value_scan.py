@@ -39,7 +39,7 @@ def scan(values, ids, rows):
     return value_scan(values, ids, rows, groups, PLAIN, RowOps())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memories_of_equal_sizes_share_one_trace():
     values, ids, rows = sample()
     groups = jax.vmap(lambda x: group_slots(x, num_slots=SLOTS))(ids)
@@ -81,7 +81,7 @@ def test_the_scan_is_the_loop_over_chunks_and_places(slots):
     )
 
 
-@pytest.mark.by_default("both-few_slots")
+@pytest.mark.by_default("both-few_slots", thorough=["output-few_slots"])
 @pytest.mark.parametrize("slots", [SLOTS, 200], ids=["few_slots", "many_slots"])
 @pytest.mark.parametrize("through", ["output", "values", "both"])
 def test_gradients_of_everything_are_the_automatic_ones(slots, through):
@@ -108,7 +108,7 @@ def test_gradients_of_everything_are_the_automatic_ones(slots, through):
     chex.assert_trees_all_close(actual, gradient(loss)(plain, values, rows), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_columns_never_meet():
     values, ids, rows = sample(200)
 
@@ -157,7 +157,7 @@ def test_where_later_rows_are_kept_is_the_same_by_one_sort_and_in_turn(slots):
         np.testing.assert_array_equal(actual[used], expected[used])
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("1")
 @pytest.mark.parametrize("slots", [1, SLOTS, 200])
 def test_sums_over_sorted_runs_equal_additions_in_turn(slots):
     """What other devices than a CPU run, where two additions to one row would race."""
@@ -169,7 +169,7 @@ def test_sums_over_sorted_runs_equal_additions_in_turn(slots):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("1")
 @pytest.mark.parametrize("tokens", [1, 64, 150])
 def test_blocks_of_tokens_equal_all_at_once(tokens):
     """A CPU takes 64 tokens' rows at a time; the last block may be shorter."""

@@ -59,7 +59,7 @@ def run(tokens, starts, count, cotangent, alone=False, narrow=None, lead=0):
     return jax.value_and_grad(loss, has_aux=True)(tokens)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("whole")
 @pytest.mark.parametrize(
     "options",
     [{}, {"alone": True}, {"narrow": 2}, {"alone": True, "lead": 2}, {"lead": -1}, {"lead": -2}],

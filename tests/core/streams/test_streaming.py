@@ -129,7 +129,7 @@ def hold(memory, pending, signals, **options):
     return out
 
 
-@pytest.mark.by_default("0")
+@pytest.mark.by_default("0", thorough=["1"])
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @settings(max_examples=15)
 @given(

@@ -117,7 +117,7 @@ def test_the_command_reports_every_task_in_both_passes(run, capsys, monkeypatch)
     assert "there is no file none.yaml" in capsys.readouterr().err
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.extras
 @needs_harness
 @pytest.mark.filterwarnings("ignore")
@@ -254,7 +254,7 @@ def results_of(run, *words) -> dict:
     return json.loads((run / "results" / "lm_eval.json").read_text())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.extras
 @without("lm_eval", "jieba", "rouge", "fuzzywuzzy")
 @pytest.mark.filterwarnings("ignore")
@@ -299,7 +299,7 @@ def test_documents_of_a_task_come_from_local_files(run, monkeypatch, tmp_path, c
     assert "none.jsonl for lambada_openai" in capsys.readouterr().err
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.extras
 @needs_harness
 @pytest.mark.filterwarnings("ignore")
@@ -322,7 +322,7 @@ def test_samples_are_generated_without_a_connection(run, monkeypatch):
     assert all(x["answer"] in x["haystack"] for x in one)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.extras
 @without("lm_eval", "transformers", "wonderwords", "nltk")
 @pytest.mark.filterwarnings("ignore")

@@ -160,7 +160,7 @@ def test_a_document_out_of_attention_reaches_answers_through_the_written_memory_
     assert once[2] == pytest.approx(twice[2], abs=1e-5)  # Without a document.
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_greedy_says_whether_the_continuation_would_be_generated(model, memory):
     reader, prompt = reader_of(model, memory), PROMPTS[2]
     (answer,) = reader.answers([prompt], max_new_tokens=5)
@@ -186,7 +186,7 @@ def test_an_answer_ends_at_a_stop_token_or_when_it_needs_no_more(model, memory):
     np.testing.assert_array_equal(answer, whole[: whole.tolist().index(stop)])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_cannot_be_read_is_refused(model, memory):
     with pytest.raises(ValueError, match=r"memory_reset='never'.* set batch_size to 1"):
         reader_of(model, memory, memory_reset="never")

@@ -100,7 +100,7 @@ def assert_close(actual, expected):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("segments")
 @several
 def test_each_token_sees_the_steps_on_all_before_it_second_order_gradients_included(config, inputs):
     x, tokens, readout = inputs
@@ -125,7 +125,7 @@ def test_each_token_sees_the_steps_on_all_before_it_second_order_gradients_inclu
     assert_close(gradients(of_layer), gradients(defined))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_chunks_change_nothing(inputs):
     expected = whole(make(SEGMENTS), *inputs)
     for size in (1, 10):
@@ -143,7 +143,7 @@ def test_without_steps_it_is_an_mlp(inputs):
     assert_close(whole(learning, *inputs).x, expected)
 
 
-@pytest.mark.by_default("output_bias")
+@pytest.mark.by_default("output_bias", thorough=[])
 @pytest.mark.parametrize(
     ("config", "cuts"),
     [(CONFIG, (4, 4)), (SEGMENTS, (1,) * LENGTH), (SEGMENTS, (2, 5, 1)), (OUTPUT_BIAS, (5, 3))],
@@ -163,7 +163,7 @@ def test_a_stream_cut_anywhere_equals_the_whole(config, inputs, cuts):
     assert_close(joined, whole(layer, *inputs))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("segments")
 @pytest.mark.parametrize("config", [SEGMENTS, OUTPUT_BIAS], ids=["segments", "output_bias"])
 def test_padding_anywhere_is_as_if_it_were_not_there(config, inputs):
     x, tokens, readout = inputs
@@ -209,7 +209,7 @@ def test_options_that_make_no_layer_are_refused(field, value):
         replace(CONFIG, **{field: value})
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("segments")
 @several
 def test_documents_take_their_own_steps(config, inputs):
     """Each as alone in a row, its segments counted from its first token."""

@@ -47,7 +47,7 @@ def plain_linear(x, linear):
     return x @ np.asarray(linear.kernel[...]) + np.asarray(linear.bias[...])
 
 
-@pytest.mark.by_default("standardize-False")
+@pytest.mark.by_default("standardize-False", thorough=["none-True"])
 @pytest.mark.parametrize(
     ("query_norm", "gate_output"), [("none", True), ("standardize", False), ("l2", True)]
 )
@@ -88,7 +88,7 @@ def test_the_block_follows_its_formulas(query_norm, gate_output):
     np.testing.assert_array_equal(info.access.slot_ids, expected.access.slot_ids)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_closed_gate_hides_the_memory_and_writes_no_value():
     params, memory, x = with_gate(params_of(), -1e4), start(), sample()
     other = jax.tree.map(lambda x: x + 1, memory)
@@ -99,7 +99,7 @@ def test_a_closed_gate_hides_the_memory_and_writes_no_value():
     assert np.any(whole(opened, x, memory)[0] != whole(opened, x, other)[0])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_with_a_gated_residual_a_closed_gate_adds_nothing():
     config = dataclasses.replace(CONFIG, gate_residual=True)
     params, memory, x = params_of(config), start(), sample()
@@ -112,7 +112,7 @@ def test_with_a_gated_residual_a_closed_gate_adds_nothing():
     assert FastWeightConfig(gate_output=False, weight_by_gate=False, gate_residual=True).has_gate
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_gate_starts_where_its_bias_puts_it_and_no_other_weight_changes():
     layer, opened = (
         FastWeight(dataclasses.replace(CONFIG, gate_bias=bias), 10, rngs=nnx.Rngs(0))
@@ -128,7 +128,7 @@ def test_the_gate_starts_where_its_bias_puts_it_and_no_other_weight_changes():
     assert differ == {"gate_proj/bias"}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_unweighted_loss_writes_behind_a_closed_gate():
     config = dataclasses.replace(CONFIG, weight_by_gate=False)
     params, memory, x = with_gate(params_of(config), -1e4), start(config=config), sample()
@@ -138,7 +138,7 @@ def test_an_unweighted_loss_writes_behind_a_closed_gate():
     assert_close(opened, first)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @given(
     mask=st.lists(st.booleans(), min_size=BATCH * LENGTH, max_size=BATCH * LENGTH),
     groups=st.sampled_from([1, BATCH]),
@@ -168,7 +168,7 @@ def test_padding_behind_is_as_good_as_none(lengths):
         assert_close(jax.tree.map(lambda x, row=row: x[row : row + 1], after), memory_alone)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_groups_are_independent_and_a_shared_memory_is_not():
     params, x = params_of(), sample()
     changed = x.at[1].multiply(-1)
@@ -196,7 +196,7 @@ def test_later_tokens_and_targets_change_no_earlier_output():
         assert_equal(changed[:, :position], y[:, :position])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_memory_loss_is_the_mean_over_the_pairs():
     mask = jnp.ones((BATCH, LENGTH)).at[1, 4:].set(0)
     info = whole(params_of(), sample(), start(), mask)[2]
@@ -329,7 +329,7 @@ def test_each_document_starts_from_the_memory_that_comes_in(name):
     assert np.any(np.asarray(jax.tree.leaves(ours[1])[-1]) != jax.tree.leaves(memory)[-1])
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("fwpkm-chunks")
 @pytest.mark.parametrize("way", ["chunks", "flush", "frozen"])
 @pytest.mark.parametrize("name", ["fwpkm", "fwmlp"])
 def test_each_document_of_a_stream_starts_from_the_initial_memory(name, way):

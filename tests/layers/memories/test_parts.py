@@ -40,13 +40,13 @@ def test_parts_of_sequences_write_one_memory(tmp_path):
     assert_equal(run_apart(tmp_path / "out.json", "fwpkm/4/independent"))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_stream_that_devices_read_in_parts_writes_the_same_memory(tmp_path):
     assert_equal(run_apart(tmp_path / "out.json", "fwmlp/2/stream"))
 
 
+@pytest.mark.thorough("sdm")
 @pytest.mark.slow_cases("documents", "stream", "split")
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "cases",
     [
@@ -91,7 +91,7 @@ def test_a_memory_that_goes_from_device_to_device_sends_no_tokens(tmp_path):
     assert both[1] - 2 * both[0] == pytest.approx(0, abs=1000)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_parts_that_are_not_whole_chunks_and_split_memories_of_documents_are_named():
     mesh = AbstractMesh(
         (1, 1, 1, 4), ("data", "fsdp", "model", "sequence"), axis_types=(AxisType.Auto,) * 4

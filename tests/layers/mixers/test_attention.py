@@ -40,7 +40,7 @@ def test_paper_configuration_has_the_published_tensors():
     }
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_single_token_returns_its_gated_value():
     layer, x = make(SMALL), sample(1, 1, 6)
     gates = (x @ layer.q_proj.kernel[...]).reshape(2, 2, 4)[:, 1]  # Per head: query, gate.
@@ -86,7 +86,7 @@ def test_windowed_cache_does_not_grow_with_the_stream():
     assert cache.keys.dtype == cache.values.dtype == jnp.bfloat16
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_yarn_changes_at_evaluation_without_touching_parameters():
     plain = make(SMALL)
     config = dataclasses.replace(SMALL, yarn=YarnConfig(factor=8.0, original_length=64))

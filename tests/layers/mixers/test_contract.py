@@ -84,8 +84,7 @@ PACKED_NAMES = [
 ]
 
 
-@pytest.mark.slow_cases("ttt_mlp", "ttt_linear", "lact")
-@pytest.mark.by_default("gdn")
+@pytest.mark.by_default("gdn", thorough=["attention", "window", "titans"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mixer_keeps_its_contract(name):
     names = [p for p in MIXER_PROPERTIES if not p.startswith(PACKED)]
@@ -125,8 +124,8 @@ LARGE_MIXERS = {
 }
 
 
+@pytest.mark.thorough("attention", "gdn")
 @pytest.mark.slow_cases("mesa", "mlstm")
-@pytest.mark.thorough("attention", "gdn", "lact", "deltanet", "mesa", "mlstm")
 @pytest.mark.parametrize("name", LARGE_MIXERS)
 def test_a_large_batch_of_one_chunk_equals_its_sequences_alone(name):
     """Large products go through a library of XLA's that those of the other tests do not see."""
@@ -143,8 +142,8 @@ def test_a_large_batch_of_one_chunk_equals_its_sequences_alone(name):
         assert difference < 1e-4, difference
 
 
+@pytest.mark.thorough("attention", "window")
 @pytest.mark.slow_cases("titans_mac", "titans_mal_persistent", "lact", "titans")
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", PACKED_NAMES)
 def test_documents_of_a_row_read_alike_in_single_precision(name):
     """With the default step sizes: those of the other tests amplify rounding."""

@@ -50,7 +50,7 @@ def not_finite(tree):
     return [jax.tree_util.keystr(path) for path, x in leaves if not np.all(np.isfinite(x))]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("mlstm")
 @pytest.mark.parametrize("name", MIXERS)
 def test_gates_of_any_size_give_finite_outputs_and_gradients(name):
     """Also with large, tiny and empty inputs."""

@@ -68,7 +68,7 @@ def test_fused_projections_are_grouped_by_key_head():
     np.testing.assert_allclose(projections.log_decay, log_decay, rtol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_rule_in_the_frame_of_all_rules_is_the_same_layer_with_other_weight_names():
     sizes: Any = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 3, "value_head_dim": 5}
     # The frame leaves queries unscaled, which the norm takes back up to its epsilon.
@@ -91,7 +91,7 @@ def test_the_rule_in_the_frame_of_all_rules_is_the_same_layer_with_other_weight_
     np.testing.assert_allclose(framed(x)[0], published(x)[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_chunk_size_changes_nothing():
     x = sample(2, 13, 6)
     outputs = [
@@ -102,7 +102,7 @@ def test_chunk_size_changes_nothing():
         np.testing.assert_allclose(output, outputs[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_convolution_of_width_one_needs_no_past():
     layer, x = make(dataclasses.replace(SMALL, conv_width=1)), sample(2, 5, 6)
     cache = layer.init_cache(2, max_length=5, dtype=x.dtype)

@@ -25,7 +25,7 @@ def sample(seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=(2, LENGTH, 8)), jnp.float32)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_steps_the_fast_networks_are_static_swiglus():
     layer, x = build(), sample()
     layer.rate_proj.bias.set_value(jnp.full((6,), -1e4))
@@ -100,7 +100,7 @@ def test_a_finished_chunk_is_read_beyond_the_window():
     np.testing.assert_array_equal(late[:-2], 0)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_decoder_of_lact_layers_streams_and_starts_over():
     config = ModelConfig(
         vocab_size=11,

@@ -25,7 +25,7 @@ SMALL = MatrixMemoryConfig(
 DIM, LENGTH, BATCH = 6, 9, 2
 
 
-@pytest.mark.thorough("deltanet", "deltaproduct", "gla", "mamba2", "mesa", "mlstm", "rwkv7")
+@pytest.mark.thorough("deltanet")
 @pytest.mark.parametrize("name", MATRIX_RULES)
 def test_a_padded_stream_in_pieces_equals_the_tokens_alone(name):
     """Pieces with padding in all places, one of a single token, against each row unpadded."""
@@ -72,8 +72,8 @@ def test_a_bfloat16_stream_keeps_its_dtypes_and_memories_float32(name):
     chex.assert_trees_all_equal_shapes_and_dtypes(after, cache)
 
 
+@pytest.mark.thorough("deltanet")
 @pytest.mark.slow_cases("deltaproduct", "mesa", "mamba2")
-@pytest.mark.thorough("deltanet", "deltaproduct", "gla", "mamba2", "mesa", "mlstm", "rwkv7")
 @pytest.mark.parametrize("name", MATRIX_RULES)
 def test_it_trains_in_the_tiny_decoder_and_decodes_with_its_state(name):
     config = ModelConfig(

@@ -85,7 +85,7 @@ def shares(name, start):
     return jnp.exp(log_decay)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_median_head_keeps_what_the_option_says():
     expected = expected_medians()
     learned = {
@@ -120,7 +120,7 @@ def test_a_constant_start_draws_what_it_drew_before_there_was_a_choice():
     assert rngs.params.count[...] == 5  # Three maps, the convolution, the rates.
 
 
-@pytest.mark.by_default("deltaproduct", "linear_attention")
+@pytest.mark.by_default("deltaproduct", "linear_attention", thorough=["gdn"])
 @pytest.mark.parametrize("name", ["gdn", *MATRIX_RULES])
 def test_keys_that_start_as_queries_are_a_copy_and_nothing_else_changes(name):
     shape = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 3, "value_head_dim": 5}
@@ -149,7 +149,7 @@ def test_keys_that_start_as_queries_are_a_copy_and_nothing_else_changes(name):
         np.testing.assert_array_equal(after[..., 2 * keys :], before[..., 2 * keys :])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_head_whose_keys_start_as_queries_finds_each_token_itself():
     """Queries and keys have unit length, so a query is nearest to a key that equals it."""
     shape = {"num_key_heads": 1, "num_value_heads": 1, "key_head_dim": 16, "value_head_dim": 4}

@@ -97,7 +97,7 @@ def test_every_stage_reads_a_domain_with_one_memory_and_evaluates_all_without_wr
     assert np.min(np.abs(np.diff(expected, axis=0))) > 1e-4
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_incomplete_batches_are_left_out(result):
     results = result.record["results"]
     assert results["adapt_tokens"] == [4 * LENGTH, 4 * LENGTH]
@@ -106,7 +106,7 @@ def test_incomplete_batches_are_left_out(result):
     assert result.arrays["loss_math"].shape == (3, 2)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_changes_are_told_from_the_initial_memory(result, stages):
     results = result.record["results"]
     means = np.array([[losses.mean() for losses in stage] for stage in stages])
@@ -120,7 +120,7 @@ def test_changes_are_told_from_the_initial_memory(result, stages):
     assert results["difference"][0][1] == {"loss": 0.0, "interval": [0.0, 0.0]}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_limits_bound_both_parts(model, memory, result):
     limited = evaluate(model, memory, max_batches=1)
     assert limited.record["results"]["adapt_tokens"] == [2 * LENGTH] * 2
@@ -129,7 +129,7 @@ def test_limits_bound_both_parts(model, memory, result):
     np.testing.assert_array_equal(limited.arrays["loss_law"], result.arrays["loss_law"][:, :2])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_fast_weights_may_be_rounded_after_every_batch(model, memory, result):
     rounded = CONTINUAL.of_model(
         *(model, memory),
@@ -205,7 +205,7 @@ def test_options_below_1_are_refused(field):
         ContinualConfig(**{field: 0})
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_table_and_picture_show_every_stage_and_domain(result, tmp_path):
     table = views.table(result.record)
     perplexity = result.record["results"]["perplexity"]

@@ -44,7 +44,7 @@ def test_gates_are_those_of_the_stream_at_the_evaluations_chunk_size(model, memo
     assert "".join(results["texts"]) == TEXT.encode()[:40].decode()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_page_shows_every_token_in_the_shade_of_its_gate(record, tmp_path):
     (path,) = views.plot(record, tmp_path)
     markup = path.read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def test_the_page_shows_every_token_in_the_shade_of_its_gate(record, tmp_path):
     assert "layer_1" in views.table(record)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_text_is_not_shaded_where_the_gate_does_not_change_the_output(record, tmp_path):
     unused = {**record, "results": record["results"] | {"gate_mixes": False}}
     (path,) = views.plot(unused, tmp_path)
@@ -76,7 +76,7 @@ def test_a_text_is_not_shaded_where_the_gate_does_not_change_the_output(record, 
     assert "Dark tokens" not in markup
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_document_is_chosen_by_number(model, memory, record, tmp_path):
     for name, text in (("a", "Not this one."), ("b", TEXT)):
         (tmp_path / f"{name}.txt").write_text(text)

@@ -67,7 +67,7 @@ def test_histograms_count_every_gate_while_one_memory_is_carried_on(model, memor
     assert result.record["provenance"]["scored_tokens"] == 5 * LENGTH
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_table_picture_and_sentence_tell_the_same(result, tmp_path):
     means = {
         (name, layer): one["mean"]

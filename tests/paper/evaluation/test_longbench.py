@@ -145,7 +145,7 @@ def result(model, memory):
     return evaluate(model, memory, SAMPLES)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_perplexity_weighs_answer_tokens_and_every_task_starts_anew(model, memory, result):
     first, after = expected(model, memory, SAMPLES["hotpotqa"][0])
     second, _ = expected(model, after, SAMPLES["hotpotqa"][1])
@@ -163,7 +163,7 @@ def test_perplexity_weighs_answer_tokens_and_every_task_starts_anew(model, memor
     np.testing.assert_array_equal(result.arrays["position"], [0, 1, 2, 0, 0])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_writing_and_frozen_are_compared_on_the_same_tokens(result):
     on, off = (result.arrays[f"loss_{name}"] for name in ("writing", "frozen"))
     difference = result.record["results"]["difference"]
@@ -173,7 +173,7 @@ def test_writing_and_frozen_are_compared_on_the_same_tokens(result):
     assert difference["musique"]["interval"] is None  # Of one sample.
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_memory_may_start_anew_in_every_sample(model, memory, result):
     reset = evaluate(model, memory, SAMPLES, memory_reset="sample", write="on")
     assert reset.record["provenance"]["resets"]["memory"] == "sample"
@@ -181,7 +181,7 @@ def test_the_memory_may_start_anew_in_every_sample(model, memory, result):
     assert losses[3] == losses[4] != result.arrays["loss_writing"][3]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_fast_weights_may_be_rounded_between_samples(model, memory, result):
     config = LongBenchConfig(piece_length=PIECE, yarn_factor=None, write="on")
     rounded = LONGBENCH.of_model(

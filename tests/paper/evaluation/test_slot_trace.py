@@ -102,7 +102,7 @@ def second_is_right(monkeypatch):
     return samples[1]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_first_right_answer_is_shown_with_its_hits(model, memory, second_is_right, tmp_path):
     result = TRACE.of_model(
         model, memory, config=CONFIG, texts=lambda: [("book", TEXT)], tokenizer=BYTES
@@ -140,7 +140,7 @@ def test_the_first_right_answer_is_shown_with_its_hits(model, memory, second_is_
     assert "is right" in views.table(result.record)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_a_right_answer_the_best_is_shown(model, memory, tmp_path, caplog):
     (tmp_path / "book.txt").write_text(TEXT)
     data = TextData(train_paths=("none",), valid_paths=(str(tmp_path),))

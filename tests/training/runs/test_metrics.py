@@ -71,7 +71,7 @@ def test_wandb_gets_the_metrics_of_every_log_every_steps(unbroken, tmp_path, wan
     assert not (tmp_path / "run" / "tensorboard").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_sessions_of_a_run_are_one_run_on_wandb(unbroken, tmp_path, wandb, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     both = ("tensorboard", "wandb")
@@ -84,7 +84,7 @@ def test_sessions_of_a_run_are_one_run_on_wandb(unbroken, tmp_path, wandb, monke
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_that_fails_is_marked_on_wandb(unbroken, tmp_path, wandb):
     def fail(model, memory):
         raise RuntimeError("no validation")
@@ -120,7 +120,7 @@ def test_wandb_that_is_not_installed_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_profile_traces_steps_after_the_first_ones_and_changes_no_number(unbroken, tmp_path):
     stream = io.StringIO()
     experiment = experiment_of(unbroken, tmp_path / "run", profile=2)
@@ -153,7 +153,7 @@ def test_a_profile_of_no_steps_is_refused(unbroken):
         dataclasses.replace(unbroken.experiment, profile=0)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_log_and_profile_are_recorded(unbroken, tmp_path, wandb):
     experiment = experiment_of(unbroken, tmp_path / "run", steps=5, log=("wandb",), profile=1)
     train(experiment, stream=io.StringIO())

@@ -113,6 +113,7 @@ def read_run(address):
     return found, records
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_run_comes_back_as_it_was(address, impatient):
     assert train_to(address, 30) == 0
     assert read_run(address) == ([20, 30], 30)
@@ -149,6 +150,7 @@ def killing(monkeypatch, number):
     return count
 
 
+@pytest.mark.slow_cases("gs-0")
 @pytest.mark.parametrize(
     "part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))]
 )
@@ -176,6 +178,7 @@ def test_a_kill_at_any_write_leaves_a_whole_run_that_goes_on(address, part, impa
     monkeypatch.undo()
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_file_that_is_not_what_was_saved_is_named_and_the_one_before_counts(address, caplog):
     train_to(address, 20)
     store = Store(address)
@@ -203,6 +206,7 @@ def test_a_damaged_marker_is_no_checkpoint(monkeypatch, marker, caplog):
         assert "memory://bucket/run/checkpoints/10" in caplog.text
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_checkpoint_that_was_set_aside_stays_in_the_bucket_and_its_step_is_saved_again(address):
     train_to(address, 20)
     before = {x for x in Store(address).sizes() if x.startswith("checkpoints/20-")}
@@ -226,6 +230,7 @@ def test_a_checkpoint_that_was_set_aside_stays_in_the_bucket_and_its_step_is_sav
     assert before <= set(Store(address).sizes())
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_reader_writes_back_what_it_made(address):
     train_to(address, 20)
     with run_folder(address) as folder:
@@ -237,6 +242,7 @@ def test_a_reader_writes_back_what_it_made(address):
         pass
 
 
+@pytest.mark.slow_cases("gs")
 def test_memories_of_a_run_are_left_to_their_own_sessions(address):
     Store(address).write("memories/ana.safetensors", b"ana")
     train_to(address, 20)
@@ -277,6 +283,7 @@ def whole_steps(address):
     return versions.whole
 
 
+@pytest.mark.slow_cases("gs")
 def test_a_checkpoint_of_two_processes_is_whole_once_both_have_written(address, tmp_path):
     first, second = two_processes(address)
     (first.folder / "config.json").write_text("{}")
@@ -321,6 +328,7 @@ def test_a_checkpoint_of_two_processes_is_whole_once_both_have_written(address, 
 
 
 # Orbax leaves its other readers behind when one fails.
+@pytest.mark.slow_cases("gs")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_first_process_that_fails_waits_for_the_parts_of_others_but_not_long(
     address, monkeypatch, caplog

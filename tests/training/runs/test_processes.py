@@ -238,7 +238,7 @@ def test_a_process_that_lost_another_ends_in_one_line_and_one_resumes(tmp_path, 
     assert [record["step"] for record in read_records(run)] == list(range(1, step + 3))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_process_that_waits_says_for_whom_and_where(tmp_path):
     processes = start(tmp_path / "run", count=2)
     processes[1].kill()  # Before it has connected.

@@ -42,8 +42,8 @@ def assert_same(actual, expected):
         np.testing.assert_array_equal(a, e)
 
 
+@pytest.mark.thorough("s3")
 @pytest.mark.slow_cases("memory")
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_stopped_and_continued_in_a_bucket_is_that_of_a_disk(
     kind, tmp_path, monkeypatch, capsys
@@ -103,7 +103,7 @@ def test_the_pages_commands_run(tmp_path, monkeypatch, capsys):
     assert "memory://bucket/runs/mine has finished its 2 steps" in capsys.readouterr().out
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_exports_and_imports_lie_in_buckets(tmp_path, monkeypatch, capsys):
     """From a run to a bucket and to a run in one: the same weights, and none half-written."""
     run, taken = tmp_path / "run", "memory://bucket/taken"

@@ -116,6 +116,7 @@ def test_a_line_that_is_not_utf8_is_named_and_the_others_are_answered(programs, 
         assert memories.describe(tmp_path / "memories", "alice").num_read == (read,)
 
 
+@pytest.mark.thorough
 def test_a_chat_that_fails_has_saved_its_memory(programs, tmp_path, monkeypatch):
     monkeypatch.setattr(chat_module.Chat, "_command", lambda *_: 1 / 0)
     code, _, errors = programs("chat", lines="hello\n/help\n")

@@ -112,6 +112,7 @@ def test_a_user_in_company_gets_what_it_gets_alone_bit_for_bit(name):
     assert (user.stream.memory[NAME].values != before).any(axis=-1).sum() > 8
 
 
+@pytest.mark.thorough
 def test_another_users_tokens_and_memory_change_no_bit_of_mine():
     model, batch = opened()
     events = ("+bob", "1", "+alice", "7", "-alice", "-bob")

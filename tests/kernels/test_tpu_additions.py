@@ -48,14 +48,7 @@ def compiled(*, chunk=16, block=8, resident=tpu.RESIDENT, with_old_rows=True):
         return add.lower(**arrays_with([48])).compile()
 
 
-@pytest.mark.by_default(
-    "ends at the edges of chunks and of blocks-in_vmem",
-    "ends at the edges of chunks and of blocks-in_hbm",
-    "every slot once-in_vmem",
-    "every slot once-in_hbm",
-    "long and short-in_vmem",
-    "long and short-in_hbm",
-)
+@pytest.mark.thorough
 @pytest.mark.parametrize("resident", PLACED.values(), ids=PLACED)
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
 def test_runs_end_anywhere(runs, resident):

@@ -26,6 +26,9 @@ def examples():
 
 EXAMPLES = {test.name: test for test in examples()}
 LONGEST = {
+    "fwpkm_jax.functions.fwpkm",
+    "fwpkm_jax.functions.product_key_lookup",
+    "fwpkm_jax.functions.sparse_delta",
     "fwpkm_jax.generation.generate.generate",
     "fwpkm_jax.generation.continuous_batching.open_batch",
     "fwpkm_jax.layers.memories.fast_weight.FastWeight",
@@ -45,7 +48,8 @@ def registries():
 
 
 @pytest.mark.by_default(
-    *EXAMPLES.keys() - LONGEST, thorough=["fwpkm_jax.generation.continuous_batching.open_batch"]
+    *EXAMPLES.keys() - LONGEST,
+    thorough=["fwpkm_jax.generation.continuous_batching.open_batch", "fwpkm_jax.functions.fwpkm"],
 )
 @pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -62,6 +62,7 @@ def test_the_update_written_out(loss, clip):
     np.testing.assert_allclose(step.info.update_norm, np.sqrt(squares), rtol=1e-11)
 
 
+@pytest.mark.thorough
 def test_padding_neither_dilutes_a_write_nor_decays_the_weights():
     """Right-padded sequences leave the memory that the same sequences leave without padding."""
     signals = sample_signals(RULE, length=6)

@@ -150,7 +150,7 @@ def automatic_step(rule, memory, chunk):
     return apply(memory.keys, d_keys), apply(memory.values, d_values)
 
 
-@pytest.mark.by_default("{'write_clip': 0.05}", thorough=["{}"])
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

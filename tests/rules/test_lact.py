@@ -95,6 +95,7 @@ def test_weights_keep_the_norms_of_their_rows():
         np.testing.assert_allclose(after, before, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_before_normalisation_steps_add_up():
     rule = dataclasses.replace(RULE, pre_norm=True)
     memory = rule.start(init_memory(rule, jnp.float64).weights)

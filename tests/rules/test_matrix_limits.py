@@ -96,7 +96,7 @@ def test_gated_deltanet_2_with_one_number_for_both_gates_is_kda():
     assert_same(GatedDeltaNet2().run(tokens._replace(strength=both)), KDA().run(tokens))
 
 
-@pytest.mark.by_default("kda", thorough=[])
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("rule", "plain"),
     [
@@ -224,7 +224,7 @@ def test_omega_writes_each_error_of_its_window_anew_and_a_window_of_one_is_a_del
         np.testing.assert_allclose(found[0, at, 0], query[at] @ matrix, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.by_default("2", "3a", thorough=["1"])
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("rule", "window", "error"),
     [

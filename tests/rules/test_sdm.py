@@ -24,6 +24,7 @@ def assert_close(actual, expected):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("float64")
 def test_a_write_of_full_strength_replaces_what_the_token_reads_where_it_writes():
     """With unit weights and the same scores for writes and reads."""

@@ -29,6 +29,7 @@ FAULTS = {
 SINGLE = "packed_documents_equal_separate_rows_in_single_precision"
 
 
+@pytest.mark.thorough
 def test_a_small_mixer_passes():
     check_mixer(
         SmallMixerConfig(), properties=[name for name in MIXER_PROPERTIES if name != SINGLE]

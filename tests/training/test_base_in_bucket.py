@@ -64,6 +64,7 @@ def test_a_new_run_has_the_weights_of_its_base_in_a_bucket(kind, tmp_path, monke
         assert Store(address).sizes() == before
 
 
+@pytest.mark.thorough
 def test_only_the_checkpoints_that_are_needed_are_copied(monkeypatch):
     with a_store("memory", monkeypatch) as address:
         make_base(address)

@@ -70,6 +70,7 @@ def test_layers_computed_again_norm_by_the_same_batch():
     assert set(kept[1]) == {"layer_0"}
 
 
+@pytest.mark.thorough
 def test_an_evaluation_reads_each_sequence_as_if_alone():
     model = LanguageModel(MODEL, rngs=nnx.Rngs(0))
     tokens = np.random.default_rng(1).integers(0, MODEL.vocab_size, (2, 8)).astype(np.int32)

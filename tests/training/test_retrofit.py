@@ -119,6 +119,7 @@ def logits(graphdef, params, memory, tokens, write):
     return np.asarray(run(params))
 
 
+@pytest.mark.thorough
 def test_before_the_first_step_logits_are_the_bases_bit_for_bit(base, tmp_path):
     parts = setup.make_setup(retrofit(base, *UPDATES, "--optimizer.train", ONLY_MEMORY))
     with Checkpoints(tmp_path, parts.experiment.checkpoint) as checkpoints:
@@ -230,6 +231,7 @@ def test_one_option_puts_memories_into_a_run_and_trains_them_alone(base):
     assert own.model.fast_weight.gate_residual
 
 
+@pytest.mark.thorough
 def test_a_run_with_memories_gets_no_others(trained):
     run_dir, _, _ = trained
     command = ["--base", str(run_dir), "--add_memory", "--run_dir", str(run_dir.parent / "more")]

@@ -74,6 +74,7 @@ def test_loss_is_the_mean_weighted_by_the_batch():
     np.testing.assert_allclose(weighted_loss(logits, labels, weights), expected, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_step_follows_the_gradient_of_the_slow_weights_alone(per_sequence):
     memory, batch = MemoryConfig(groups=4, lifetime="batch"), sample_batch()
     state = start(memory)
@@ -98,6 +99,7 @@ def test_step_follows_the_gradient_of_the_slow_weights_alone(per_sequence):
     )
 
 
+@pytest.mark.thorough
 def test_the_memory_of_a_state_is_the_start_that_a_step_has_trained():
     rule = SDM(num_subkeys=4, value_dim=8, num_writes=2, num_reads=2, first_table="learned")
     fast_weight = dataclasses.replace(MODEL.fast_weight, rule=rule)
@@ -290,6 +292,7 @@ def test_rows_of_documents_train_apart_in_any_micro_batches():
     assert abs(one["loss"] - metrics["loss"]) > 1e-4
 
 
+@pytest.mark.thorough
 def test_the_address_loss_draws_a_question_to_its_statement():
     """Written out in NumPy for two tokens that ask, and felt by the gradient of the queries."""
     random = np.random.default_rng(0)

@@ -64,6 +64,7 @@ def assert_same_state(actual, expected):
     np.testing.assert_array_equal(*(jax.random.key_data(s.rng) for s in (actual, expected)))
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_gives_back_what_was_saved(unbroken, abstract):
     restored = read_checkpoint(unbroken.directory / "checkpoints", 20, abstract)
     assert_same_state(restored.state, unbroken.result.state)

@@ -258,7 +258,7 @@ def test_a_first_write_that_destroys_is_named():
     assert first_write(np.array([np.nan]), np.zeros(1)).verdict == "fail"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_headline_is_computed_again_from_the_bundle(tmp_path):
     found = answers("written", 12) + answers("frozen", 0)
     write_bundle(tmp_path, origin_lines(found), found, title="Audit", provenance={})

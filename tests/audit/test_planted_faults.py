@@ -68,7 +68,7 @@ def test_a_sound_model_passes_bit_for_bit(subject):
     assert line.numbers["back"] == [0, 0, 0]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_attention_that_sees_one_token_ahead_is_named():
     subject = make_subject()
     ahead(subject.model.blocks[0].mixer)
@@ -126,7 +126,7 @@ def test_a_path_that_reads_nothing_cannot_pass():
 SHIFTS = {0: "pass", 1: "fail", -1: "fail"}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_labels_shifted_by_one_are_named(subject, shift):
     logits = whole_pass(subject.model, subject.memory)

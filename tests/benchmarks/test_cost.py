@@ -45,7 +45,7 @@ def test_without_lact_a_step_costs_six_operations_per_active_parameter_and_token
     assert step.flops == 6 * step.active * 5
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_speed_is_measured_where_it_is_asked_for(monkeypatch):
     monkeypatch.setattr(cost, "paper_model", lambda name: SMALL)
     options = cost.Options(models=("mine",), measure=True, batch_size=2, length=6, steps=3)

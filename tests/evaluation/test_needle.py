@@ -283,7 +283,7 @@ def test_decoding_is_greedy(model, memory):
         assert again.next_token() == decoded[count]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_real_model_is_evaluated_the_same_twice_and_its_settings_are_recorded(model, memory):
     record = evaluate(model, memory, yarn_factor=4.0, readings=(1, 3), piece_length=16)
     again = evaluate(model, memory, yarn_factor=4.0, readings=(1, 3), piece_length=16)

@@ -142,7 +142,7 @@ def test_perplexity_weighs_tokens_and_not_documents(model, memory):
     np.testing.assert_array_equal(result.arrays["position"][-6:], [5, 6, 0, 1, 2, 3])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memory_is_carried_over_documents_or_reset_in_each(model, memory):
     document = random_document(30)
     twice = source(document, document)
@@ -266,7 +266,7 @@ def test_a_memory_without_slots_has_no_addressing():
     assert "layer_1" in perplexity_views.table(result.record)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_texts_without_a_prediction_are_refused(model, memory):
     with pytest.raises(ValueError, match="text: no document"):
         evaluate(model, memory, source(random_document(1)))

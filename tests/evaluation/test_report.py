@@ -91,7 +91,7 @@ def test_the_result_comes_first_and_what_explains_it_is_folded(run):
     assert "<details open" not in page
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_only_what_scrolls_by_itself_can_be_wider_than_the_screen(run):
     train(run)
     write_json(run / "results" / "recall.json", result(39))
@@ -101,7 +101,7 @@ def test_only_what_scrolls_by_itself_can_be_wider_than_the_screen(run):
     assert "pre { font-size: .85rem; overflow-x: auto; }" in page
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_command_can_be_pasted_and_a_pair_of_plots_read_on_a_phone(run, tmp_path):
     train(run)
     session = {

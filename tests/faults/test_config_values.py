@@ -131,6 +131,7 @@ def test_every_section_is_tried():
     "OptimizerConfig",
     "RecallData",
     "TrainingConfig",
+    thorough=[],
 )
 @pytest.mark.parametrize("owner", BY_CLASS)
 def test_a_value_that_means_nothing_is_refused_by_its_fields_name(fault, owner):

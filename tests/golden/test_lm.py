@@ -85,7 +85,7 @@ def test_the_importer_reads_the_configuration_alike(golden_path):
     assert release_config(config | {"model_type": MODEL_TYPE}) == model_config(config)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_decoder_matches_the_release(golden_path, dtype):
     file = open_file(golden_path, dtype)
     config = config_values(

@@ -66,7 +66,7 @@ def compared(folder, name, *, streamed):
     )
 
 
-@pytest.mark.thorough("mistral")
+@pytest.mark.slow
 @each_model
 def test_logits_are_the_library_s_also_behind_padding(folder, name):
     """In one pass: of two sequences one has padding in front."""
@@ -94,7 +94,7 @@ def test_a_whole_pass_and_a_stream_give_the_library_s_logits(folder, name):
     assert max(compared(folder, name, streamed=True)) < 2e-5
 
 
-@pytest.mark.thorough("gemma3")
+@pytest.mark.slow
 @pytest.mark.slow_cases("olmo3")
 @each_model
 def test_greedy_texts_of_prompts_of_two_lengths_are_the_library_s(folder, name):
@@ -109,7 +109,7 @@ def test_greedy_texts_of_prompts_of_two_lengths_are_the_library_s(folder, name):
     np.testing.assert_array_equal(out.tokens, KNOWN["models"][name]["text"])
 
 
-@pytest.mark.thorough("qwen2")
+@pytest.mark.slow
 @pytest.mark.slow_cases("qwen3_moe")
 @each_model
 def test_an_import_and_an_export_give_the_folder_again(folder, name, tmp_path):

@@ -238,7 +238,7 @@ def test_another_commit_than_the_one_that_was_asked_for_is_refused(hub, model, t
     assert "revision='../a' is no branch, tag or commit." in said
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_hub_that_lies_after_a_lost_connection_is_refused_too(hub, model, tmp_path, capsys):
     from huggingface_hub import close_session
 
@@ -306,7 +306,7 @@ def test_a_push_that_cannot_be_is_refused_before_anything_is_written(hub, model,
     assert not hub.repositories
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("logged_in")
 def test_a_card_holds_what_was_measured(hub, model, tmp_path, capsys):
     directory = tmp_path / "run"

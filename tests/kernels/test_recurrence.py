@@ -110,7 +110,7 @@ def test_a_library_is_given_the_same_memory(library, calls):
     assert tuple(dict.fromkeys(calls)) == tuple(dict.fromkeys(CALLED[library]))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @each_library
 @pytest.mark.parametrize("first", [True, False])
 def test_a_document_that_starts_a_row_leaves_the_given_memory_out(library, first, calls):

@@ -42,7 +42,7 @@ def test_copies_of_reads_that_run_as_late_as_they_may_change_nothing(monkeypatch
     equal_or_close(dots, expected, ratio=1e-6)
 
 
-@pytest.mark.thorough("in_vmem")
+@pytest.mark.slow
 @pytest.mark.parametrize("resident", [slot_add_tpu.RESIDENT, 0], ids=["in_vmem", "in_hbm"])
 def test_copies_of_additions_that_run_as_late_as_they_may_change_nothing(monkeypatch, resident):
     # So many chunks and blocks that each buffer is used again.

@@ -92,7 +92,7 @@ def plain_read(values, slot_ids, weights, target, write_weight):
 plain_dot = functools.partial(slot_dot, backend="reference")
 
 
-@pytest.mark.by_default("own_tables")
+@pytest.mark.by_default("own_tables", thorough=[])
 @pytest.mark.parametrize("shared", [False, True], ids=["own_tables", "one_table"])
 def test_reads_of_a_batch_are_one_launch_and_each_reads_its_own_table(shared):
     from pallas_kernels.slot_read import gpu
@@ -110,7 +110,7 @@ def test_reads_of_a_batch_are_one_launch_and_each_reads_its_own_table(shared):
     equal_or_close((tuple(actual[0]), actual[1]), (tuple(expected[0]), expected[1]), ratio=1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_additions_of_a_batch_run_in_turn_each_in_its_own_table():
     from pallas_kernels.slot_add import gpu
 

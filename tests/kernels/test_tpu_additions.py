@@ -48,7 +48,9 @@ def compiled(*, chunk=16, block=8, resident=tpu.RESIDENT, with_old_rows=True):
         return add.lower(**arrays_with([48])).compile()
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(
+    "one slot, longer than several chunks-in_vmem", "one slot, longer than several chunks-in_hbm"
+)
 @pytest.mark.parametrize("resident", PLACED.values(), ids=PLACED)
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
 def test_runs_end_anywhere(runs, resident):

@@ -29,7 +29,7 @@ def test_a_check_that_hangs_is_ended():
     assert time.perf_counter() - began < 30
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_hopper_gpu_uses_what_agrees_and_says_why_it_leaves_the_rest(monkeypatch, caplog, cache):
     kind = jax.devices()[0].device_kind
     monkeypatch.setattr(dispatch, "_device_lacks", lambda kernel: None)

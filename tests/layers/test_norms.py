@@ -67,7 +67,7 @@ class Maps(nnx.Module):
             vector.set_value(0.3 * jax.random.normal(rngs.params(), vector.shape))
 
 
-@pytest.mark.by_default("float32")
+@pytest.mark.by_default("float32", thorough=[])
 @pytest.mark.parametrize(
     ("dtype", "ratio"), [("float32", 1e-6), ("bfloat16", 2e-2)], ids=["float32", "bfloat16"]
 )
@@ -95,7 +95,7 @@ def test_norms_folded_into_kernels_give_the_same_maps_and_gradients_up_to_roundi
         assert error < ratio, name
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_maps_with_low_rank_updates_are_not_folded():
     maps, x = Maps(jnp.float32), jax.random.normal(jax.random.key(1), (2, 9, 16))
     low_rank = LoRALinear(maps.linears[0], LoRAConfig(maps=("x",), rank=2), rngs=nnx.Rngs(0))

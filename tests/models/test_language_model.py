@@ -111,7 +111,7 @@ def test_logits_of_the_tokens_that_are_kept_alone_are_computed():
         model.stream(tokens(), stream, logits_to_keep=0)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_with_a_frozen_memory_stream_and_whole_pass_agree():
     model, memory = start()
     params = build()[1]
@@ -171,7 +171,7 @@ def test_a_group_of_its_own_is_a_batch_of_its_own():
     assert_close(together.logits[1:], alone.logits)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_padding_behind_changes_neither_real_logits_nor_memories():
     _, memory = start()
     params = build()[1]
@@ -212,7 +212,7 @@ def test_every_gradient_is_finite_and_memories_stay_float32(dtype):
     assert all(jax.tree.leaves(same))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_flush_writes_what_waits_and_a_reset_starts_over():
     model, memory = start()
     params = build()[1]

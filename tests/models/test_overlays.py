@@ -190,7 +190,7 @@ def test_generation_refuses_a_user_who_lost_rows():
         generate(model, None, state, max_new_tokens=1)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_kept_state_shares_its_base_with_the_states_after_it():
     model, base = model_and_base()
     memory = overlays.fork_memory(model, base, users=1, capacity=1)

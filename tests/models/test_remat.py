@@ -71,7 +71,7 @@ def mlp():
     return lambda remat: lambda params: jax.vjp(lambda x: loss(x, remat), params), params
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_each_policy_keeps_what_it_names(mlp):
     """Counts what crosses from the forward pass to the backward pass besides the weights."""
     vjp, params = mlp

@@ -49,7 +49,7 @@ def registries():
 
 @pytest.mark.by_default(
     *EXAMPLES.keys() - LONGEST,
-    thorough=["fwpkm_jax.generation.continuous_batching.open_batch", "fwpkm_jax.functions.fwpkm"],
+    thorough=["fwpkm_jax.generation.continuous_batching.open_batch"],
 )
 @pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("name", EXAMPLES)

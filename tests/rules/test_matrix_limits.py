@@ -224,7 +224,7 @@ def test_omega_writes_each_error_of_its_window_anew_and_a_window_of_one_is_a_del
         np.testing.assert_allclose(found[0, at, 0], query[at] @ matrix, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("1", "2", "3")
 @pytest.mark.parametrize(
     ("rule", "window", "error"),
     [
@@ -377,7 +377,7 @@ def test_ojanet_takes_values_at_unit_length():
     np.testing.assert_allclose(np.linalg.norm(value, axis=-1), 1, rtol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_writes_gated_deltanet_only_decays():
     tokens = tokens_of(GatedDeltaNet(), batch=1, heads=1)
     start = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 4, 3)))
@@ -418,7 +418,7 @@ def test_mlstm_stays_finite_where_its_gates_overflow():
         assert np.all(np.isfinite(leaf))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_normalised_reads_are_weighted_means_of_the_values():
     """Of equal values every weighted mean is that value, whatever the weights."""
     for rule in (LinearAttention(normalized=True, feature_map="elu"), GatedRFA()):
@@ -475,7 +475,7 @@ def test_a_decay_near_1_forgets_the_right_share_in_single_precision(name):
     np.testing.assert_allclose(sum(steps)[1:], -np.expm1(-1e-6), rtol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [GatedSlotAttention(), Raven()], ids=["gated", "raven"])
 @jax.enable_x64(False)
 def test_slots_take_on_the_share_that_they_forget_in_single_precision(rule):

@@ -185,7 +185,7 @@ def test_the_schedule_that_a_run_began_with_may_be_kept(unbroken, tmp_path):
         claim(25)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_more_steps_continue_a_finished_run(unbroken, tmp_path):
     # With the decay's end fixed, ten steps and ten more are twenty.
     optimizer = dataclasses.replace(unbroken.experiment.optimizer, decay_steps=20)

@@ -79,7 +79,7 @@ def test_a_parameter_decays_as_its_role_says_whatever_its_name_and_shape():
         decay_mask({"kernel": jnp.ones((2, 3))})
 
 
-@pytest.mark.by_default("ttt_linear")
+@pytest.mark.by_default("ttt_linear", thorough=["titans"])
 @pytest.mark.parametrize(
     "name", ["titans", "titans_mac", "titans_mag", "titans_mal", "ttt_linear", "ttt_mlp"]
 )

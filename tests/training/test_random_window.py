@@ -113,7 +113,7 @@ def test_a_model_without_full_attention_is_refused():
         random_window(WINDOWED, 0.5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_records_which_steps_were_limited(tmp_path):
     experiment = get_config()
     training = dataclasses.replace(experiment.training, steps=6, window_probability=0.5)

@@ -231,7 +231,7 @@ def test_one_option_puts_memories_into_a_run_and_trains_them_alone(base):
     assert own.model.fast_weight.gate_residual
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_with_memories_gets_no_others(trained):
     run_dir, _, _ = trained
     command = ["--base", str(run_dir), "--add_memory", "--run_dir", str(run_dir.parent / "more")]

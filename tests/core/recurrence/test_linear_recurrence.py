@@ -112,7 +112,7 @@ def test_any_decay_keeps_float32_exact_and_gradients_finite():
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradients))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [(), (32,)], ids=["per_head", "per_channel"])
 def test_a_large_batch_of_one_chunk_equals_its_sequences_alone(channels):
     """Only large products go to XLA's library for CPUs, which may fuse what is around them, too."""
@@ -132,7 +132,7 @@ def test_a_large_batch_of_one_chunk_equals_its_sequences_alone(channels):
         np.testing.assert_allclose(together, expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memory_of_training_grows_with_the_length_and_not_faster():
     def temporary_bytes(length):
         shape = jax.ShapeDtypeStruct

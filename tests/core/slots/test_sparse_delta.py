@@ -124,7 +124,7 @@ def test_the_form_for_other_devices_gives_the_same():
     assert_trees_close(there, here, rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.thorough("gpu")
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["gpu", "tpu"])
 def test_the_kernels_that_fwpkm_reads_and_adds_rows_with_give_the_same(kernel):
     tables, tokens = in_single_precision(sample(8, length=6))
@@ -175,7 +175,7 @@ def test_a_token_without_weights_changes_no_bit():
     np.testing.assert_array_equal(out.table, tables.astype(np.float32))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_a_sequence_may_be_cut_anywhere():
     tables, tokens = jax.tree.map(jnp.asarray, sample(6))

@@ -169,7 +169,7 @@ def test_sums_over_sorted_runs_equal_additions_in_turn(slots):
     )
 
 
-@pytest.mark.thorough("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 64, 150])
 def test_blocks_of_tokens_equal_all_at_once(tokens):
     """A CPU takes 64 tokens' rows at a time; the last block may be shorter."""

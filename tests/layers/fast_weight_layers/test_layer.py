@@ -100,7 +100,7 @@ def assert_close(actual, expected):
     )
 
 
-@pytest.mark.thorough("segments")
+@pytest.mark.slow
 @several
 def test_each_token_sees_the_steps_on_all_before_it_second_order_gradients_included(config, inputs):
     x, tokens, readout = inputs

@@ -154,7 +154,7 @@ def test_what_stands_at_padding_changes_no_token_and_no_memory(mask, groups):
         assert_equal(one[1], memory)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(lengths=st.lists(st.sampled_from([2, 5, 8]), min_size=BATCH, max_size=BATCH))
 def test_padding_behind_is_as_good_as_none(lengths):

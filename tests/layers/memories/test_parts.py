@@ -45,7 +45,7 @@ def test_a_stream_that_devices_read_in_parts_writes_the_same_memory(tmp_path):
     assert_equal(run_apart(tmp_path / "out.json", "fwmlp/2/stream"))
 
 
-@pytest.mark.thorough("sdm")
+@pytest.mark.slow
 @pytest.mark.slow_cases("documents", "stream", "split")
 @pytest.mark.parametrize(
     "cases",

@@ -139,7 +139,7 @@ def test_a_learned_table_is_where_memories_begin_and_go_back_to():
     assert_close(np.asarray(packed)[:, 5:], late)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_learned_table_has_the_gradient_that_its_differences_have():
     learned, x = learned_layer(), jnp.asarray(tokens(4))
     graphdef, params = nnx.split(learned)

@@ -91,7 +91,7 @@ def test_a_mixer_keeps_its_contract(name):
     check_mixer(MIXERS[name], properties=names)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lact", "titans"])
 def test_pieces_and_padding_change_nothing_for_mixers_whose_contract_is_thorough(name):
     streams = (
@@ -124,7 +124,7 @@ LARGE_MIXERS = {
 }
 
 
-@pytest.mark.thorough("attention", "gdn")
+@pytest.mark.slow
 @pytest.mark.slow_cases("mesa", "mlstm")
 @pytest.mark.parametrize("name", LARGE_MIXERS)
 def test_a_large_batch_of_one_chunk_equals_its_sequences_alone(name):
@@ -142,7 +142,7 @@ def test_a_large_batch_of_one_chunk_equals_its_sequences_alone(name):
         assert difference < 1e-4, difference
 
 
-@pytest.mark.thorough("attention", "window")
+@pytest.mark.slow
 @pytest.mark.slow_cases("titans_mac", "titans_mal_persistent", "lact", "titans")
 @pytest.mark.parametrize("name", PACKED_NAMES)
 def test_documents_of_a_row_read_alike_in_single_precision(name):

@@ -86,7 +86,7 @@ def stages(model, memory):
     return losses
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_stage_reads_a_domain_with_one_memory_and_evaluates_all_without_writing(
     result, stages
 ):

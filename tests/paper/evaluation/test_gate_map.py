@@ -29,7 +29,7 @@ def record(model, memory):
     ).record
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_gates_are_those_of_the_stream_at_the_evaluations_chunk_size(model, memory, record):
     graphdef, params = nnx.split(model)
     stream = model.init_stream(memory, batch=1, max_length=40)

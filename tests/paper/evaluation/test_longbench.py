@@ -265,7 +265,7 @@ def test_the_suite_reads_a_folder_and_writes_everything(model, memory, folder, c
     assert "each task, no YaRN" in capsys.readouterr().out
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_table_and_picture_show_every_task(result, tmp_path):
     table = views.table(result.record)
     for task, scored in result.record["results"]["writing"].items():

@@ -32,7 +32,7 @@ def test_checksum_is_the_sum_written_out(dtype):
     assert int(checksum(values)) == written_out(words)
 
 
-@pytest.mark.by_default("bfloat16", thorough=["uint8"])
+@pytest.mark.by_default("bfloat16", thorough=[])
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "float64"])
 def test_a_large_array_is_summed_in_pieces(dtype):
     size, large = 2**20 + 7, jnp.dtype(dtype).itemsize == 8
@@ -54,7 +54,7 @@ def test_a_large_array_is_free_again_after_its_checksum():
     assert held() is None
 
 
-@pytest.mark.by_default("float32")
+@pytest.mark.by_default("float32", thorough=[])
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.float64])
 def test_any_flipped_bit_changes_the_checksum(dtype):
     with jax.enable_x64(np.dtype(dtype).itemsize == 8):

@@ -1,6 +1,7 @@
 """Causality of any program: what stands behind a token moves nothing before it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -102,27 +103,28 @@ def causality(
         depends on the tokens beside it, as that of experts may.
       cause: names the cause of the widest look ahead.
     """
-    looks, noise = look_ahead(
-        path,
-        tokens,
-        positions,
-        vocab_size=vocab_size,
-        rows_apart=rows_apart,
-        together=together,
-        rounding=rounding,
-        exact=exact,
-    )
+    find = partial(look_ahead, path, tokens, vocab_size=vocab_size, rounding=rounding, exact=exact)
+    looks, noise = find(positions, rows_apart=rows_apart, together=together)
     ahead = [look for look in looks if look.back]
     blind = [look for look in looks if not look.seen]
     if noise.refusal():
         text = noise.refusal()
     elif ahead:
         worst = max(ahead, key=lambda look: look.back)
-        text = (
-            f"Another text from token {worst.position} on moves logits {worst.back} "
-            f"{'token' if worst.back == 1 else 'tokens'} before it, by {worst.largest:.2g}. "
-            f"{cause(worst)}"
-        ).rstrip()
+        # Rows that were changed from other positions on may have moved it, and not later tokens.
+        (alike,), _ = find([worst.position]) if rows_apart else ([worst], noise)
+        if alike.back:
+            text = (
+                f"Another text from token {worst.position} on moves logits {worst.back} "
+                f"{'token' if worst.back == 1 else 'tokens'} before it, by {worst.largest:.2g}. "
+                f"{cause(worst)}"
+            ).rstrip()
+        else:
+            text = (
+                "Rows see each other: another text in other rows moves logits by "
+                f"{worst.largest:.2g}. Where all rows have another text from token "
+                f"{worst.position} on, none before it move."
+            )
     elif blind:
         text = f"Another text from token {blind[0].position} on moves no logits: it is not read."
     else:

@@ -31,7 +31,7 @@ def stability(subject: Subject, *, tokens: int) -> Iterator[Line]:
     begin = fast_weight.chunk_size + fast_weight.rule.lookahead
     size = begin + fast_weight.chunk_size  # Up to the second write.
     count = max(tokens, _ROWS * size) + 1
-    text = np.fromiter(_tokens(subject), np.int32, count=count)
+    text = np.fromiter(_tokens(subject, most=count), np.int32, count=count)
     if subject.memory:
         rows = text[: _ROWS * size].reshape(_ROWS, size)
         written, frozen = (
@@ -70,8 +70,11 @@ def first_write(written: np.ndarray, frozen: np.ndarray) -> Line:
     )
 
 
-def _tokens(subject: Subject) -> Iterator[int]:
-    """Tokens of the validation data again and again; random ones if there are no data."""
+def _tokens(subject: Subject, *, most: int) -> Iterator[int]:
+    """Tokens of the validation data again and again; random ones if there are no data.
+
+    Of no document more than `most` are read.
+    """
     vocab_size, data = subject.model.config.vocab_size, subject.data
     rng = np.random.default_rng(subject.seed)
     while True:
@@ -79,7 +82,7 @@ def _tokens(subject: Subject) -> Iterator[int]:
             yield from rng.integers(vocab_size, size=4096).tolist()
         elif data.text is not None:
             for source in text_sources(data.text):
-                for document in source.documents():
+                for document in source.documents(most_tokens=most):
                     yield from document.tokens.tolist()
         else:
             source = data.source(split="valid", seed=subject.seed)

@@ -19,7 +19,7 @@ from fwpkm_jax.data.streams.files import (
     data_files,
     source_identities,
 )
-from fwpkm_jax.data.streams.formats import read_tokens, whole_documents
+from fwpkm_jax.data.streams.formats import read_tokens
 from fwpkm_jax.data.streams.names import PACKAGED
 from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry, token_dtype
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
@@ -192,11 +192,18 @@ class Document(NamedTuple):
     """int32 `[tokens]`, the end of document included."""
 
 
-def stream_documents(config: TextData, split: Split) -> Iterator[Document]:
+def stream_documents(
+    config: TextData, split: Split, *, most_tokens: int | None = None
+) -> Iterator[Document]:
     """The documents of a split one after the other, in the order of its paths and files.
 
     Each is read when it is asked for. An entry of a tokenised file counts as a document, whichever
     layout wrote it.
+
+    Args:
+      config: names the files.
+      split: which of them.
+      most_tokens: a document is cut after so many, and the rest of it is not held; None: none is.
 
     Raises:
       ValueError: the split has no paths, or a file cannot be read as text; the error names it.
@@ -204,7 +211,7 @@ def stream_documents(config: TextData, split: Split) -> Iterator[Document]:
     """
     tokenizer = load_tokenizer(config.tokenizer)
     files = [file for path in _paths(config, split) for file in data_files(path)]
-    return (document for file in files for document in _read(file, config, tokenizer))
+    return (document for file in files for document in _read(file, config, tokenizer, most_tokens))
 
 
 def train_rows(config: TextData, *, seed: int) -> "tuple[grain.MapDataset, dict[str, Any]]":
@@ -354,7 +361,18 @@ def _segment(file: AbstractDataFile, config: TextData, tokenizer: Tokenizer) -> 
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype)
 
 
-def _read(file: AbstractDataFile, config: TextData, tokenizer: Tokenizer) -> Iterator[Document]:
-    """The documents of a file, each as a whole."""
-    pieces = read_tokens(file, tokenizer, field=config.field, together=1)
-    return (Document(x.id, x.tokens) for x in whole_documents(pieces))
+def _read(
+    file: AbstractDataFile, config: TextData, tokenizer: Tokenizer, most: int | None = None
+) -> Iterator[Document]:
+    """The documents of a file, each as a whole, or cut after `most` tokens."""
+    parts: list[np.ndarray] = []
+    held, cut = 0, False
+    for piece in read_tokens(file, tokenizer, field=config.field, together=1):
+        if not cut:
+            parts.append(piece.tokens)
+            held += len(piece.tokens)
+            cut = most is not None and held >= most
+            if cut or piece.ends:
+                yield Document(piece.id, np.concatenate(parts)[:most])
+                parts, held = [], 0
+        cut = cut and not piece.ends

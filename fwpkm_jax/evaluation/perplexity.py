@@ -171,7 +171,7 @@ def _read_all(
         (
             (number, document.id, segments(document, f"{source.name}, {document.id}"))
             for number, source in enumerate(sources)
-            for document in capped(source.documents(), **limits)
+            for document in capped(source, **limits)
         ),
         forecast,
         what=some([source.name for source in sources]),

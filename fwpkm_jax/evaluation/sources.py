@@ -17,8 +17,8 @@ class Source(NamedTuple):
 
     name: str
     """Its name in results."""
-    documents: Callable[[], Iterable[Document]]
-    """Starts a pass over its documents, in order."""
+    documents: Callable[..., Iterable[Document]]
+    """Starts a pass over its documents, in order; each may be cut after `most_tokens=`."""
     files: dict[str, str]
     """SHA-256 of each file, by path."""
 
@@ -58,7 +58,7 @@ def missing_text(data: TextData) -> str | None:
 
 
 def capped(
-    documents: Iterable[Document],
+    source: Source,
     *,
     max_documents: int | None = None,
     max_tokens: int | None = None,
@@ -66,12 +66,13 @@ def capped(
     """The documents up to the limits; the last one may be cut short.
 
     Args:
-      documents: documents of one data set, in order.
+      source: a data set.
       max_documents: largest number of documents; None: all.
       max_tokens: largest number of labels; None: all.
     """
     left = max_tokens
-    for number, document in enumerate(documents):
+    most = None if max_tokens is None else max_tokens + 1
+    for number, document in enumerate(source.documents(most_tokens=most)):
         if number == max_documents or left == 0:
             return
         if left is not None:
@@ -87,9 +88,7 @@ def num_labels(
     documents = (
         document
         for source in sources
-        for document in capped(
-            source.documents(), max_documents=max_documents, max_tokens=max_tokens
-        )
+        for document in capped(source, max_documents=max_documents, max_tokens=max_tokens)
     )
     return sum(max(0, len(document.tokens) - 1) for document in documents)
 

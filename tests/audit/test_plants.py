@@ -210,6 +210,26 @@ def test_a_leak_from_any_row_to_any_other_one_is_found(source):
         assert line.verdict == ("fail" if leaks else "pass")
 
 
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (between(0, ROWS - 1), "Rows see each other: another text in other rows moves logits by "),
+        (statistics, "Rows see each other: another text in other rows moves logits by "),
+        (ahead(rows=slice(4, 5)), "Another text from token "),
+    ],
+)
+def test_a_look_at_other_rows_is_told_from_one_at_later_tokens(fault, reason):
+    tokens = np.random.default_rng(5).integers(VOCAB, size=(ROWS, LENGTH))
+    toy = Toy(fault)
+
+    def path(tokens):
+        return toy.read(toy.start(*tokens.shape), tokens, write=True)[0]
+
+    line = causality("rows", path, tokens, range(1, 30), vocab_size=VOCAB, rows_apart=True)
+    assert line.verdict == "fail"
+    assert line.text.startswith(reason)
+
+
 def test_padding_that_is_read_is_named():
     owners = np.where(np.arange(8) < 3, -1, np.arange(2)[:, None])
 

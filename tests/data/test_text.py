@@ -15,6 +15,7 @@ from fwpkm_jax.data import (
     stream_documents,
     vocab_size,
 )
+from fwpkm_jax.data.streams import formats
 from tests.data.plain_writer import cut_rows, write_token_file
 
 EOS = 256
@@ -135,6 +136,21 @@ def test_documents_are_read_only_when_asked_for(tmp_path):
     assert next(documents).tokens.tolist() == [*b"fine", EOS]
     with pytest.raises(ValueError, match="line 2"):
         next(documents)
+
+
+@pytest.mark.parametrize("most", [1, 4, 5, 9, 100])
+def test_documents_are_cut_after_so_many_tokens_and_not_read_on(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(formats, "_PIECE_BYTES", 8)
+    texts = {"a.txt": b"a" * 20, "b.txt": b"b" * 8, "c.txt": b"c" * 20 + b"\xff"}
+    for name, content in texts.items():
+        (tmp_path / name).write_bytes(content)
+    found = stream_documents(config_of(tmp_path), "train", most_tokens=most)
+    for content in (texts["a.txt"], texts["b.txt"]):
+        assert next(found).tokens.tolist() == [*content, EOS][:most]
+    if most < 20:
+        assert next(found).tokens.tolist() == [*texts["c.txt"]][:most]
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        next(found)
 
 
 def test_a_run_says_what_its_validation_reads():

@@ -28,7 +28,10 @@ def random_document(length: int, seed: int = 0) -> np.ndarray:
 
 
 def source(*documents: np.ndarray, name: str = "text") -> Source:
-    return Source(name, lambda: [Document(str(i), d) for i, d in enumerate(documents)], {})
+    def cut(most_tokens=None):
+        return [Document(str(i), d[:most_tokens]) for i, d in enumerate(documents)]
+
+    return Source(name, cut, {})
 
 
 def evaluate(model, memory, *sources: Source, **options):

@@ -34,8 +34,8 @@ ROOT = Path(__file__).parents[2]
 ODD = ("link", "pipe", "device", "folder", "zeros")
 MEMORY_MIB = 300
 SECONDS = 10
-"""Of computing; a command that waits longer than `_WALL` seconds hangs."""
-_WALL = 30
+"""Of computing. A command that computes for less than `_AWAKE` seconds in `_WALL` seconds hangs."""
+_WALL, _AWAKE = 30, 1
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 """Compiling is most of what such small models cost."""
 SECRET = b"what the user never shares"
@@ -331,37 +331,52 @@ class _Late(BaseException):
     """A command waits for ever."""
 
 
-def _late(*_: object) -> None:
-    raise _Late
+class _Alarm:
+    """Ends a command that waits; on a busy machine one that computes may take long."""
+
+    def __init__(self) -> None:
+        self.began = self._seen = time.process_time()
+        self._heard = signal.signal(signal.SIGALRM, self._look)
+        signal.alarm(_WALL)
+
+    def _look(self, *_: object) -> None:
+        now = time.process_time()
+        if now - self._seen < _AWAKE or now - self.began > 3 * SECONDS:
+            raise _Late
+        self._seen = now
+        signal.alarm(_WALL)
+
+    def off(self) -> None:
+        """Before the next command."""
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, self._heard)
 
 
 def tried(command: Command, case: Case, good: Path, work: Path) -> Outcome:
     """Runs a command on folders in which a place is odd."""
+    # Before the memory is looked at: it brings JAX, which not every command does.
+    from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+
     _copied(good, work)
     place, elsewhere = work / case.place.path, work / "elsewhere"
     make_odd(place, case.odd, elsewhere)
     outside = _contents(elsewhere)
     Path("/proc/self/clear_refs").write_text("5")  # The largest resident set is counted anew.
-    before, began = _peak_mib(), time.process_time()
-    heard = signal.signal(signal.SIGALRM, _late)
-    signal.alarm(_WALL)
+    before, alarm = _peak_mib(), _Alarm()
     code: Any = None
-    from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
-
     try:
         with _quiet() as said:
             code = command(work)
     except _Late:
-        return Outcome("hangs", "", _peak_mib() - before, time.process_time() - began)
+        return Outcome("hangs", "", _peak_mib() - before, time.process_time() - alarm.began)
     except (OSError, ValueError, DamagedCheckpointError) as error:  # A command prints it.
         code = 2
         said.write(str(error) if str(work) in str(error) else traceback.format_exc())
     except BaseException:
         said.write(traceback.format_exc())
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, heard)
-    mib, cpu = _peak_mib() - before, time.process_time() - began
+        alarm.off()
+    mib, cpu = _peak_mib() - before, time.process_time() - alarm.began
     text = said.getvalue().strip()
     last = text.splitlines()[-1] if text else ""
     if "Traceback" in text or (code and not last):
@@ -426,7 +441,7 @@ def outcomes(name: str, *, only: tuple[str, ...] = ODD) -> Iterator[tuple[Case, 
                 ready.register(process.stdout, selectors.EVENT_READ)
                 patience = 40 * _WALL  # A process runs its commands once before the first case.
                 while wanted and ready.select(timeout=patience):
-                    patience = 3 * _WALL
+                    patience = 20 * _WALL
                     line = process.stdout.readline()
                     if not line:
                         break

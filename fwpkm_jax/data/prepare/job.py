@@ -25,7 +25,7 @@ from fwpkm_jax.data.prepare.output import (
 )
 from fwpkm_jax.data.prepare.sources import Source
 from fwpkm_jax.data.streams.files import AbstractDataFile, LocalFile
-from fwpkm_jax.data.streams.formats import Tokens, encoded, whole_documents
+from fwpkm_jax.data.streams.formats import Tokens, encoded
 from fwpkm_jax.data.token_files import check_token_file
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
 from fwpkm_jax.io.atomic import remove_unfinished, write_json
@@ -33,7 +33,7 @@ from fwpkm_jax.io.status_line import StatusLine
 from fwpkm_jax.io.untrusted import read_json
 from fwpkm_jax.storage.lock import Lock
 
-# Documents between two looks at the clock.
+# Pieces between two looks at the clock.
 _BETWEEN = 16
 # Between lines, on a terminal and elsewhere.
 _SHOW_SECONDS = {True: 0.5, False: 30.0}
@@ -48,7 +48,7 @@ job: source, tokenizer, layout and limits, all that determines the files. read: 
 """
 State = dict[str, Any]
 """A point from which a job can continue: `job`, `read` and `inputs` as in the manifest; `span`, and
-`place`, of the last document of it that was read; `written`, from `TokenOutput.sync`; `finished`:
+`place`, of the last piece of it that was read; `written`, from `TokenOutput.sync`; `finished`:
 everything is in the partial files."""
 
 
@@ -172,7 +172,7 @@ def _write(
     save_seconds: float,
     status: StatusLine,
 ) -> None:
-    """Reads, encodes and writes documents from a state on, to the end or to a limit; saves it."""
+    """Reads, encodes and writes pieces from a state on, to the end or to a limit; saves it."""
     job, read = state["job"], state["read"]
     began = saved = shown = time.monotonic()
     before = read["tokens"]
@@ -184,14 +184,15 @@ def _write(
         max_tokens=job["max_tokens"],
     )
     with contextlib.closing(output):
-        for number, document in enumerate(_documents(state, source, encoder, num_threads)):
-            read["documents"] += 1
-            read["characters"] += document.characters
-            read["tokens"] += len(document.tokens)
-            output.add(document.tokens)
-            state["place"] = list(document.place)
+        for number, piece in enumerate(_pieces(state, source, encoder, num_threads)):
+            output.add(piece.tokens, ends=piece.ends)
+            read["documents"] += piece.ends or output.full
+            read["characters"] += piece.characters
+            read["tokens"] += len(piece.tokens)
+            state["place"] = list(piece.place)
             limit = job["max_characters"]
-            if output.full or (limit is not None and read["characters"] >= limit):
+            reached = limit is not None and read["characters"] >= limit
+            if output.full or (piece.ends and reached):
                 break
             if number % _BETWEEN:
                 continue
@@ -217,10 +218,10 @@ def _progress(state: State, source: Source) -> str:
     )
 
 
-def _documents(
+def _pieces(
     state: State, source: Source, encoder: Tokenizer, num_threads: int | None
 ) -> Iterator[Tokens]:
-    """The documents behind the state's place; keeps span and checksums in the state.
+    """The pieces behind the state's place; keeps span and checksums in the state.
 
     Raises:
       ValueError: a file has changed since its checksum was recorded.
@@ -242,10 +243,9 @@ def _documents(
         if stop is not None:
             pieces = itertools.takewhile(lambda x, stop=stop: x.place.record < stop, pieces)
         tokens = encoded(pieces, encoder, num_threads=num_threads)
-        documents = whole_documents(tokens)
         if read is not None:
-            next(documents, None)  # It is written.
-        yield from documents
+            next(tokens, None)  # It is written.
+        yield from tokens
 
 
 def _checksum(file: AbstractDataFile) -> dict[str, Any]:

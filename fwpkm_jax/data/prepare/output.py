@@ -17,8 +17,9 @@ stream: one entry per document."""
 ROW_LENGTH = 4097
 
 
-START = {"entries": 0, "tokens": 0, "index_bytes": 0, "pending": []}
-"""The point from which writing begins; `pending` are the tokens of an incomplete row."""
+START = {"entries": 0, "tokens": 0, "begun": 0, "index_bytes": 0, "pending": []}
+"""The point from which writing begins. `tokens` are those of whole entries, `begun` those behind
+them of an entry that is not whole yet; `pending` are the tokens of an incomplete row."""
 
 
 class TokenOutput:
@@ -49,12 +50,13 @@ class TokenOutput:
         self._vocab_size = vocab_size
         self._max_tokens = max_tokens
         data, index = partial_files(path)
-        data_bytes = token_dtype(vocab_size).itemsize * written["tokens"]
+        data_bytes = token_dtype(vocab_size).itemsize * (written["tokens"] + written["begun"])
         _check_size(data, data_bytes)
         _check_size(index, written["index_bytes"])
         self._data = _open(data, size=data_bytes)
         self._index = _open(index, size=written["index_bytes"])
         self.entries, self.tokens = written["entries"], written["tokens"]
+        self._begun = written["begun"]
         self._index_bytes = written["index_bytes"]
         if not self._index_bytes:
             self._index_bytes += self._index.write(index_header(vocab_size))
@@ -65,31 +67,37 @@ class TokenOutput:
         """Whether an entry has reached the cap."""
         return self._max_tokens is not None and self.tokens >= self._max_tokens
 
-    def add(self, document: np.ndarray) -> None:
-        """Writes a document's tokens, int32 `[tokens]`, up to the entry that reaches the cap.
+    def add(self, tokens: np.ndarray, *, ends: bool) -> None:
+        """Writes a part of a document up to the entry that reaches the cap.
+
+        Args:
+          tokens: int32 `[tokens]`.
+          ends: whether the document ends with them.
 
         Raises:
           ValueError: an id lies outside the vocabulary.
         """
         if self._layout == "stream":
-            self._write(document)
+            self._write(tokens, ends=ends)
             return
-        tokens = np.concatenate([self._pending, document])
+        tokens = np.concatenate([self._pending, tokens])
         whole = len(tokens) // ROW_LENGTH * ROW_LENGTH
         for row in tokens[:whole].reshape(-1, ROW_LENGTH):
             if self.full:
                 return
-            self._write(row)
+            self._write(row, ends=True)
         self._pending = tokens[whole:]
 
-    def _write(self, entry: np.ndarray) -> None:
-        content = entry_bytes(entry, number=self.entries, vocab_size=self._vocab_size)
-        line = index_line(len(entry), start=self.tokens, vocab_size=self._vocab_size)
-        self._data.write(content)
-        self._index.write(line)
-        self.entries += 1
-        self.tokens += len(entry)
-        self._index_bytes += len(line)
+    def _write(self, part: np.ndarray, *, ends: bool) -> None:
+        """Writes a part of an entry, and where the entry `ends` its line of the index."""
+        self._data.write(entry_bytes(part, number=self.entries, vocab_size=self._vocab_size))
+        self._begun += len(part)
+        if ends:
+            line = index_line(self._begun, start=self.tokens, vocab_size=self._vocab_size)
+            self._index_bytes += self._index.write(line)
+            self.entries += 1
+            self.tokens += self._begun
+            self._begun = 0
 
     def sync(self) -> dict[str, Any]:
         """Writes everything to disk and returns the point of continuation."""
@@ -99,6 +107,7 @@ class TokenOutput:
         return {
             "entries": self.entries,
             "tokens": self.tokens,
+            "begun": self._begun,
             "index_bytes": self._index_bytes,
             "pending": self._pending.tolist(),
         }

@@ -29,7 +29,7 @@ class Part(Protocol):
         ...
 
     def read(self, tokenizer: Tokenizer, start: Place) -> Iterator[Piece]:
-        """Its documents from a place on, of which each has one of its own."""
+        """Its documents from a place on, in pieces of which each has a place of its own."""
         ...
 
 

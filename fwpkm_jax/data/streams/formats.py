@@ -104,20 +104,6 @@ def encoded(
             yield Tokens(place, tokens, name, ends, len(content))
 
 
-def whole_documents(pieces: Iterable[Tokens]) -> Iterator[Tokens]:
-    """The documents, each in one piece, at the place of its first."""
-    parts: list[Tokens] = []
-    for piece in pieces:
-        parts.append(piece)
-        if piece.ends:
-            if len(parts) > 1:
-                tokens = np.concatenate([part.tokens for part in parts])
-                characters = sum(part.characters for part in parts)
-                piece = Tokens(parts[0].place, tokens, piece.id, True, characters)
-            yield piece
-            parts = []
-
-
 def read_text(path: Path) -> str:
     """The exact text of a file in UTF-8, as training reads a `.txt` file."""
     file = LocalFile(str(path), path)

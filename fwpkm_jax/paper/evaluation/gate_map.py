@@ -62,7 +62,9 @@ def evaluate(
     if tokens is None:
         sources = text_sources(subject.text)
         files = files_of(source.files for source in sources)
-        documents = itertools.chain.from_iterable(source.documents() for source in sources)
+        documents = itertools.chain.from_iterable(
+            source.documents(most_tokens=config.tokens + 1) for source in sources
+        )
         document = next(itertools.islice(documents, config.document, None), None)
         if document is None:
             names = some([source.name for source in sources])

@@ -126,6 +126,7 @@ def test_stopped_anywhere_and_called_again_it_leaves_the_same_files(
     out = root / "x.bin"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job, "_BETWEEN", batch)
+        patch.setattr(formats, "_PIECE_BYTES", 300)  # Also between two parts of a document.
         for stop in stops:
             with pytest.MonkeyPatch.context() as fault, contextlib.suppress(Stopped):
                 _stop_at(fault, stop)
@@ -299,18 +300,44 @@ def test_too_little_text_leaves_nothing(tmp_path):
     assert run(tmp_path / "x.txt", out, layout="stream")["written"]["tokens"] == 3
 
 
-def test_memory_holds_a_batch_not_the_text(tmp_path, monkeypatch):
-    with (tmp_path / "x.jsonl").open("w") as file:
-        for _ in range(100):
-            file.write(json.dumps({"text": "x" * 20_000}) + "\n")
+@pytest.mark.parametrize("layout", ["l4096", "stream"])
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+def test_memory_holds_a_batch_not_the_text(tmp_path, monkeypatch, kind, layout):
+    line = "x" * 20_000
+    text = tmp_path / f"x.{kind}"
+    text.write_text(f"{json.dumps({'text': line})}\n" * 100 if kind == "jsonl" else line * 100)
     monkeypatch.setattr(formats, "_TOGETHER_CHARACTERS", 40_000)
-    run(tmp_path / "x.jsonl", tmp_path / "first.bin", max_tokens=1)  # Imports and caches.
+    monkeypatch.setattr(formats, "_PIECE_BYTES", 40_000)
+    run(text, tmp_path / "first.bin", max_tokens=1)  # Imports and caches.
     tracemalloc.start()
-    run(tmp_path / "x.jsonl", tmp_path / "x.bin")
+    run(text, tmp_path / "x.bin", layout=layout)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert TokenFile(tmp_path / "x.bin", vocab_size=257).num_entries == 100 * 20_001 // ROW
+    tokens = 100 * 20_001 if kind == "jsonl" else 2_000_001
+    entries = tokens // ROW if layout == "l4096" else {"jsonl": 100, "txt": 1}[kind]
+    assert TokenFile(tmp_path / "x.bin", vocab_size=257).num_entries == entries
     assert peak < 2**20  # The text has two million letters, four bytes each as tokens.
+
+
+@pytest.mark.parametrize("layout", ["l4096", "stream"])
+def test_a_document_in_pieces_gives_the_files_of_the_whole(tmp_path, monkeypatch, layout):
+    text = "aä€😀" * 3000  # Of one to four bytes, so that pieces end within a character.
+    (tmp_path / "texts").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "texts" / name).write_text(text, encoding="utf-8")
+    monkeypatch.setattr(formats, "_PIECE_BYTES", 1001)
+    document = np.asarray([*text.encode(), EOS], np.int32)
+    for cap in (None, 4097, 40_000):
+        documents = [document, document]
+        entries = documents if layout == "stream" else cut_rows(documents, row_length=ROW)
+        write_token_file(tmp_path / "y.bin", entries, vocab_size=257, max_tokens=cap)
+        out = tmp_path / f"{cap}.bin"
+        read = run(tmp_path / "texts", out, layout=layout, max_tokens=cap)["read"]
+        assert contents(out)[:2] == [(tmp_path / x).read_bytes() for x in ("y.bin", "y.idx")]
+        # Rows end a text where the cap is reached; an entry of a document is whole.
+        whole = layout == "stream" or cap is None
+        assert read["documents"] == (1 if cap == 4097 else 2)
+        assert (read["tokens"] == read["documents"] * len(document)) == whole
 
 
 def test_threads_change_nothing_but_the_time(texts, tmp_path):

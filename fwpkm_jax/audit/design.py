@@ -98,21 +98,26 @@ class Noise(NamedTuple):
       bound: the largest difference that may be rounding.
       allowed: the largest difference that is not counted: 0 if equal calls are equal bit for bit,
         and rounding does not depend on what is read beside.
+      nans: how many numbers of a call are NaN.
     """
 
     measured: float
     bound: float
     allowed: float
+    nans: int
 
     @classmethod
     def of(cls, first: np.ndarray, again: np.ndarray, rounding: float, *, exact: bool) -> Noise:
         """The noise of an array; `rounding` is a share of the array's spread, for `exact` see
         `causality`."""
+        nans = int(np.isnan(first).sum())
         measured, bound = difference_of(first, again), rounding * float(np.std(first))
-        return cls(measured, bound, min(_NOISE * measured, bound) if exact else bound)
+        return cls(measured, bound, min(_NOISE * measured, bound) if exact else bound, nans)
 
     def refusal(self) -> str:
         """Why the results cannot be judged; empty if they can."""
+        if self.nans:
+            return f"{self.nans:,} numbers are NaN, which no other text moves: the model diverges."
         if self.measured <= self.bound or not self.measured:
             return ""
         return (

@@ -230,6 +230,15 @@ def test_a_look_at_other_rows_is_told_from_one_at_later_tokens(fault, reason):
     assert line.text.startswith(reason)
 
 
+def test_a_model_that_diverges_is_not_said_to_be_unread():
+    def path(tokens):
+        return np.where(np.arange(8)[:, None] < 5, np.eye(4)[tokens], np.nan)
+
+    line = causality("whole", path, np.zeros((2, 8), int), [3, 6], vocab_size=4)
+    assert line.verdict == "fail"
+    assert line.text.startswith("24 numbers are NaN, which no other text moves: the model diverges")
+
+
 def test_padding_that_is_read_is_named():
     owners = np.where(np.arange(8) < 3, -1, np.arange(2)[:, None])
 

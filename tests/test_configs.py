@@ -94,6 +94,33 @@ def test_every_model_of_the_paper_has_a_config():
     assert len(TABLE_1) == len(set(TABLE_1)) == 21
 
 
+def test_the_papers_models_have_the_settings_of_its_table_2():
+    """Appendix C; what its published form leaves out is from the authors' configuration."""
+    run = load_config("gdn_swa__pkm6_fwpkm2_10")
+    model, training, fast = run.model, run.training, run.model.fast_weight
+    assert (model.vocab_size, len(model.mixers), model.model_dim, model.norm_eps) == (
+        *(32_000, 12, 768, 1e-5),
+    )
+    attention, gdn = model.attention, model.gdn
+    assert (attention.head_dim, attention.num_heads, attention.num_kv_heads) == (64, 12, 4)
+    assert (gdn.conv_width, gdn.key_head_dim, gdn.value_head_dim) == (4, 64, 64)
+    assert gdn.num_key_heads == gdn.num_value_heads == 8
+    memories = (model.pkm, 4, 32), (fast.rule, 1, 8)
+    for memory, heads, top_k in memories:
+        assert (memory.key_dim, memory.value_dim, memory.num_subkeys) == (512, 512, 512)
+        assert (memory.num_heads, memory.top_k) == (heads, top_k)
+    assert fast.chunk_size == 512
+    dense = load_config("gdn_swa__fwmlp2_6_10").model.fast_weight.rule
+    assert (dense.key_dim, dense.value_dim, dense.learning_rate) == (512, 512, 0.1)
+    lact = load_config("lact").model.mixer_configs[0]
+    assert (lact.window, lact.chunk_size) == (2048, 512)
+    optimizer = run.optimizer
+    assert (optimizer.learning_rate, optimizer.final_fraction) == (3e-4, 0.1)
+    assert (optimizer.warmup_steps, optimizer.weight_decay) == (100, 0.1)
+    assert (training.batch_size, training.batch_size // training.micro_batches) == (128, 8)
+    assert training.steps == 20_000
+
+
 def test_every_ablation_changes_the_memories_of_its_parent_alone():
     parent = load_config("gdn_swa__pkm6_fwpkm2_10")
     names = [name for name in CONFIGS if name.startswith("ablations/")]

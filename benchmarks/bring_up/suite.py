@@ -40,7 +40,7 @@ from benchmarks.bring_up.files import read_lines, read_object
 from benchmarks.options import parse
 from benchmarks.processes import ROOT
 
-LIMITS = {"device": 90, "parity": 540}
+LIMITS = {"device": 90, "real_model": 120, "parity": 540}
 """Seconds that a part may take; others have `DEFAULT_LIMIT`."""
 DEFAULT_LIMIT = 240
 SHARES = {"cases": 0.4, "steps": 1.0}
@@ -51,7 +51,7 @@ PROFILES, VERDICTS, COMPILED = "profiles.json", "verdicts.json", "compiled"
 KEPT_LINES = {"cases": CASES, "steps": STEPS}
 """Parts that write a line for each thing that they measure, and skip those that they find."""
 BESIDE = {"cases": ("steps", "gated_delta")}
-"""Parts that compile while another one runs, if both are to run."""
+"""Parts that compile while another one runs, if they are to run after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Options:
     size: Literal["tiny", "paper"] = "paper"
     """paper: the paper's widths on a GPU; tiny: some minutes of a CPU."""
     parts: tuple[str, ...] = ()
-    """Names of the parts to run; none: all."""
+    """Names of the parts to run, in their order; none: all."""
     again: tuple[str, ...] = ()
     """Beginnings of the names of parts and cases to run again though they are done."""
     seconds: float = 540
@@ -94,6 +94,9 @@ class Options:
     """Python with flash-linear-attention, timed beside the gated delta rule."""
     peer_titans: Path | None = None
     """Python with titans-pytorch, timed beside the memory block."""
+    real_model: Path | None = None
+    """Run of an open model with a memory, as `fwpkm train --add_memory` begins one, whose training
+    goes on; needs all that `fwpkm train` does."""
 
 
 def parts(options: Options) -> dict[str, list[str]]:
@@ -140,12 +143,13 @@ def parts(options: Options) -> dict[str, list[str]]:
     if options.operations is not None:
         steps += ["--operations", *options.operations]
     cases = ["--verdicts", str(options.out / VERDICTS)]
-    return {
+    found = {
         "device": program("bring_up.device"),
         "cases": program("bring_up.correctness", *size, *jobs, *cases),
         "steps": program("bring_up.steps", *size, *jobs, *steps),
         "memory": program("speed.memory", *few, *memory),
         "gated_delta": program("kernels.gated_delta", *few, *rule),
+        "real_model": ["fwpkm_jax", "train", "--resume", str(options.real_model)],
         "decode": program("speed.decode", *size),
         "determinism": program("kernels.determinism", *size),
         "rows": program("kernels.rows", *size, *few),
@@ -153,6 +157,9 @@ def parts(options: Options) -> dict[str, list[str]]:
         "layer": program("speed.layer", *few, *layer),
         "parity": program("kernels.parity"),
     }
+    if options.real_model is None:
+        del found["real_model"]
+    return found
 
 
 def _executables(options: Options) -> Path | None:
@@ -296,7 +303,7 @@ class _Suite:
     def __init__(self, options: Options):
         self.options, self.start = options, time.perf_counter()
         self.results, self.added = take_over(options), variables(options)
-        self.wanted = [name for name in parts(options) if name in (options.parts or parts(options))]
+        self.wanted = list(options.parts or parts(options))
         self.go = Path(tempfile.mkdtemp()) / "go"
         self.beside: dict[str, Part] = {}
         self.failed: list[str] = []
@@ -337,7 +344,8 @@ class _Suite:
     def begin_beside(self, name: str) -> None:
         """Starts what compiles while the part `name` runs."""
         for other in BESIDE.get(name, ()):
-            if other not in self.wanted or self.done(other):
+            later = self.wanted[self.wanted.index(name) :]
+            if other not in later or self.done(other):
                 continue
             command = self.command(other)
             if other == "steps":

@@ -5,6 +5,8 @@
 Each call of `LanguageModel.stream` decodes one token greedily; the stream is donated and the host
 does not wait between tokens. The models take turns by blocks of tokens, so that a busy moment of
 the machine affects all alike. The blocks together cover whole chunks, so the mean includes writes.
+With `--prompt`, `generate` reads a prompt of so many tokens after each block, up to the logits of
+its last one. Processor time is affected less than the clock by other programs.
 """
 
 import statistics
@@ -16,6 +18,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from benchmarks.machine import (
@@ -28,6 +31,7 @@ from benchmarks.machine import (
 from benchmarks.options import parse
 from benchmarks.speed.layer import table_copies, uniform_memory
 from benchmarks.speed.models import Size, baseline_of, model_of
+from fwpkm_jax.generation import generate, init_generation
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import layer_name
 
@@ -44,6 +48,8 @@ class Options:
     """Chunks to decode; each ends with one write of every memory."""
     block: int = 32
     """Tokens timed together; must divide the chunk size."""
+    prompt: int | None = None
+    """Tokens of a prompt that is read after each block; None: prompts are not measured."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Dtype of activations; None: float32 on a CPU, bfloat16 elsewhere."""
     out: Path | None = None
@@ -80,41 +86,78 @@ class Decoder:
         table = f"f32[{rule.num_slots},{rule.value_dim}]"
         self.table_copies = table_copies(self.step, table)
         self.parameters = sum(x.size for x in jax.tree.leaves(params))
+        if options.prompt is not None:
+            self.model = nnx.merge(graphdef, params)
+            memory = {layer_name(index): uniform_memory(rule) for index in config.memory_layers}
+            room = (options.chunks * self.chunk_size // options.block + 1) * options.prompt
+            self.reader = init_generation(self.model, memory, batch=1, max_length=room)
+            rng = np.random.default_rng(0)
+            self.prompt = rng.integers(config.vocab_size, size=(1, options.prompt))
 
-    def decode(self, tokens: int) -> float:
-        """Decodes so many tokens and returns the seconds."""
-        began = time.perf_counter()
+    def decode(self, tokens: int) -> np.ndarray:
+        """Decodes so many tokens; the seconds by the clock and by the processor."""
+        began = _clocks()
         for _ in range(tokens):
             self.token, self.stream = self.step(self.params, self.token, self.stream)
         jax.block_until_ready(self.token)
-        return time.perf_counter() - began
+        return _clocks() - began
+
+    def read(self) -> np.ndarray:
+        """Reads the prompt behind what was read before; the seconds as `decode`."""
+        began = _clocks()
+        read = generate(self.model, self.prompt, self.reader, max_new_tokens=0)
+        self.reader = jax.block_until_ready(read.state)
+        return _clocks() - began
+
+
+def _clocks() -> np.ndarray:
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
     decoders = {name: Decoder(options, name) for name in options.models}
-    times: dict[str, list[float]] = {name: [] for name in decoders}
+    times: dict[str, list[np.ndarray]] = {name: [] for name in decoders}
+    prompts: dict[str, list[np.ndarray]] = {name: [] for name in decoders}
     for decoder in decoders.values():
         decoder.decode(
             options.block
         )  # Warms up, and moves the write away from the ends of the timed tokens.
+        if options.prompt is not None:
+            decoder.read()
     chunk_size = next(iter(decoders.values())).chunk_size
     for _ in range(options.chunks * chunk_size // options.block):
         for name, decoder in decoders.items():
             times[name].append(decoder.decode(options.block) / options.block)
-    rows = []
-    for name, decoder in decoders.items():
-        blocks = sorted(times[name])
-        rows.append(
-            {
-                "model": name,
-                "parameters": decoder.parameters,
-                "ms_per_token": 1e3 * statistics.mean(blocks),
-                "ms_per_token_without_write": 1e3 * statistics.median(blocks),
-                "ms_per_token_quartiles": [1e3 * q for q in statistics.quantiles(blocks, n=4)[::2]],
-                "table_copies": decoder.table_copies,
-            }
-        )
-    return rows
+            if options.prompt is not None:
+                prompts[name].append(decoder.read() / options.prompt)
+    return [
+        row(name, decoder, times[name], prompts[name], options)
+        for name, decoder in decoders.items()
+    ]
+
+
+def row(
+    name: str,
+    decoder: Decoder,
+    times: list[np.ndarray],
+    prompts: list[np.ndarray],
+    options: Options,
+) -> dict[str, Any]:
+    """What a model's blocks and prompts took, per token."""
+    blocks, cpu = 1e3 * np.array(times).T
+    found = {
+        "model": name,
+        "parameters": decoder.parameters,
+        "ms_per_token": float(blocks.mean()),
+        "ms_per_token_without_write": float(np.median(blocks)),
+        "ms_per_token_quartiles": [statistics.quantiles(blocks, n=4)[i] for i in (0, 2)],
+        "processor_ms_per_token": float(cpu.mean()),
+        "table_copies": decoder.table_copies,
+    }
+    if options.prompt is not None:
+        read, cpu = 1e3 * np.median(prompts, axis=0)
+        found |= {"prompt_ms_per_token": float(read), "prompt_processor_ms_per_token": float(cpu)}
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> None:

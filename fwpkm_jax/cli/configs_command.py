@@ -29,5 +29,6 @@ def main(arguments: Sequence[str], program: str = "fwpkm configs") -> int:
         text = load_config(configs[0]).data.text
         paths = () if text is None else (*text.train_paths, *text.valid_paths)
         if files := [path for path in paths if not path.startswith(PACKAGED)]:
-            print(f"    Needs {some(files)}; docs/howto/data.md has the commands that write them.")
+            print(f"    Needs {some(files)};")
+            print("    python -m fwpkm_jax.data.prepare SOURCE writes them (docs/howto/data.md).")
     return 0

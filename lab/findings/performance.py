@@ -236,6 +236,43 @@ def readme_cost() -> list[list[str]]:
     ]
 
 
+INFERENCE = "inference_cpu.jsonl"
+"""Lines of one run: each program with the package as it was and as it is, in turns."""
+
+
+def inference(package: str, program: str, entry: str) -> float:
+    """The mean over turns of an entry of a program's line."""
+    found = [
+        line["row"][entry]
+        for line in lines_of(INFERENCE)
+        if (line["package"], line["program"]) == (package, program)
+    ]
+    return float(np.mean(found))
+
+
+def results() -> str:
+    """Prefill, decoding and users in a batch: what they took before, and what they take."""
+    rows = []
+    for name, program, entry in (
+        ("a prompt of 512 tokens, per token", "decode", "prompt_processor_ms_per_token"),
+        ("a decoded token, one sequence", "decode", "processor_ms_per_token"),
+    ):
+        before, now = (inference(package, program, entry) for package in ("before", "now"))
+        rows.append([name, f"{before:.1f} ms", f"{now:.1f} ms", f"{before / now:.2f}"])
+    gains = [
+        inference(package, "continuous_batching", "times_of_cpu_time")
+        for package in ("before", "now")
+    ]
+    rows.append(
+        [
+            "16 users at once, relative to one by one",
+            *(f"{gain:.1f} times" for gain in gains),
+            f"{gains[1] / gains[0]:.2f}",
+        ]
+    )
+    return markdown(["processor time on a CPU", "before", "now", "gain"], rows)
+
+
 def draw() -> Figure:
     figure, (axis,) = drawing.new_figure(2.5)
     published = [PUBLISHED[name].samples_per_second for name in (NONE, FWPKM)]

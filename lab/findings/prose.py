@@ -451,6 +451,7 @@ SET: dict[str, tuple[str, ...]] = {
         "on 2 cores",
         "10 steps three times",
         "Two runs of two steps from the same state",
+        "0.23 million weights, one memory of 4,096 slots, 16 batch slots",
     ),
     "lookup.md": (
         "sliding windows (16 bytes), 64 wide, and train for 800 steps of four rows",

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from benchmarks.bring_up import cases, correctness, sources, steps, suite, varia
 from benchmarks.bring_up.files import read_lines
 from benchmarks.bring_up.tables import account_table, schedule_table, steps_table
 from benchmarks.options import parse
+from benchmarks.processes import ROOT
 from benchmarks.speed import models
 from pallas_kernels import dispatch
 from tests.benchmarks import planted_cases
@@ -285,8 +287,10 @@ def taken(monkeypatch):
 
         def wait(self, limit_s):
             self.call[1] = limit_s
-            out = self.command[self.command.index("--out") + 1]
             row = {"rows": [1]}
+            if "--out" not in self.command:
+                return None
+            out = self.command[self.command.index("--out") + 1]
             if out.endswith("cases.jsonl"):
                 row = {"case": "slot_read/x", "verdict": "agrees"}
             if out.endswith("steps.jsonl"):
@@ -316,7 +320,7 @@ def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys, monkeypatch
         *("--size", "tiny", "--cache", tmp_path / "cache"),
         *("--peer", "C", "--peer-python", "p", "--peer-fla", "f", "--peer-titans", "t"),
     )
-    some = (*base, "--parts", "device", "cases", "decode", "memory")
+    some = (*base, "--parts", "device", "cases", "memory", "decode")
     limits = ("--seconds", 60, "--part-seconds", 7, "--wheels", tmp_path / "wheels")
     more = ("--reference", "value_scan", "slot_read", "--jobs", 3)
     assert run("benchmarks.bring_up.suite", "--out", first, *some, *limits, *more) == 1
@@ -385,9 +389,13 @@ def test_steps_compile_beside_the_comparisons_and_are_timed_after_them(tmp_path,
     assert prepared[-1] == "--prepare"
     assert "--prepare" not in taken[4][0]
     found = result(out / "results.json")
-    given = ("--executables", tmp_path, "--parts", "steps", "--variants", "carried", "flags")
+    given = (
+        *("--executables", tmp_path, "--variants", "carried", "flags"),
+        *("--parts", "steps", "real_model", "--real-model", "runs/memory"),
+    )
     assert run("benchmarks.bring_up.suite", "--out", tmp_path / "given", *options, *given) == 0
-    last = taken[-1][0]
+    assert taken[-1][0] == ["fwpkm_jax", "train", "--resume", "runs/memory"]
+    last = taken[-2][0]
     assert last[last.index("--executables") + 1] == str(tmp_path)
     named = last.index("--variants")
     assert last[named + 1 : named + 3] == ["carried", "flags"]
@@ -411,6 +419,52 @@ def test_the_tiny_run_exercises_every_option_of_the_run_on_a_device(tmp_path):
 
     for name, command in commands["paper"].items():
         assert named(command) <= named(commands["tiny"][name]), name
+
+
+SITTING = {
+    "device": 20, "steps": 45, "memory": 60, "gated_delta": 230, "real_model": 120, "cases": 216,
+    "decode": 60,
+}  # fmt: skip
+"""What docs/howto/bring_up.md runs in a sitting, most valuable first, with the seconds that it
+estimates; for `steps` those of loaded executables."""
+
+
+@pytest.mark.parametrize("hangs", [(), tuple(SITTING)])
+def test_the_command_of_a_sitting_ends_within_nine_minutes(tmp_path, monkeypatch, hangs):
+    page = (ROOT / "docs" / "howto" / "bring_up.md").read_text()
+    (line,) = re.findall(
+        r"```bash\n(python -m benchmarks.bring_up [^`]*--real-model[^`]*)```", page
+    )
+    words = shlex.split(line.replace("\\\n", ""))[3:]
+    words[words.index("--out") + 1] = str(tmp_path / "out")
+    words[words.index("--earlier") + 1] = str(tmp_path / "none")
+    words += ["--cache", str(tmp_path / "cache")]
+    wanted = words[words.index("--parts") + 1 :][: len(SITTING)]
+    assert wanted == list(SITTING)
+    now, waited = [0.0], {}
+
+    class Part:
+        def __init__(self, command, added):
+            self.began, self.command = now[0], command
+
+        def wait(self, limit_s):
+            name = next(
+                x for x, command in suite.parts(options).items() if command[0] in self.command
+            )
+            waited[name] = limit_s if name in hangs else min(limit_s, SITTING[name])
+            now[0] += waited[name]
+            return "ended" if waited[name] == limit_s else None
+
+        def end(self): ...
+
+    options = parse(suite.Options, words)
+    monkeypatch.setattr(suite, "Part", Part)
+    monkeypatch.setattr(suite.time, "perf_counter", lambda: now[0])
+    run("benchmarks.bring_up.suite", *words)
+    assert now[0] <= 540
+    if not hangs:
+        assert [*waited][:6] == list(SITTING)[:6]
+        assert all(waited[name] == SITTING[name] for name in list(SITTING)[:5])
 
 
 def test_wheels_are_unpacked_for_the_parts(tmp_path):

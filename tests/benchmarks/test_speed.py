@@ -141,9 +141,12 @@ def test_decoding_here_and_in_pytorch(tmp_path):
 def test_decoding(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "TINY_LAYERS", 3)
     out = tmp_path / "decode.json"
-    options = ("--size", "tiny", "--models", "fa", "fa__fwpkm2_6_10", "--chunks", 1)
+    options = ("--size", "tiny", "--models", "fa", "fa__fwpkm2_6_10", "--chunks", 1, "--prompt", 8)
     run("benchmarks.speed.decode", *options, "--block", 16, "--dtype", "float32", "--out", out)
     plain, fwpkm = result(out)["rows"]
+    assert plain["prompt_ms_per_token"] > 0
+    assert plain["processor_ms_per_token"] > 0
+    assert plain["prompt_processor_ms_per_token"] > 0
     assert plain["ms_per_token_speed_relative_to_backbone"] == 1.0
     assert fwpkm["parameters"] > plain["parameters"]
     assert fwpkm["table_copies"] == 0

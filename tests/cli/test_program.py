@@ -1,5 +1,7 @@
 """`fwpkm` as a program: what it says, how fast it answers, and the names it gives."""
 
+import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -121,16 +123,27 @@ def test_the_shipped_configs_are_listed_with_a_line_for_each_file(capsys):
     assert all(len(line) > 20 for line in lines if line.startswith("    "))
     needs = [line for line in lines if line.startswith("    Needs ")]
     assert any(x.startswith("    Needs data/longcrawl64.train.bin, data/fin") for x in needs)
-    assert all("docs/howto/data.md" in x for x in needs)
+    command = "    python -m fwpkm_jax.data.prepare SOURCE writes them (docs/howto/data.md)."
+    assert lines.count(command) == len(needs)
+    assert importlib.util.find_spec("fwpkm_jax.data.prepare.__main__") is not None
     assert (ROOT / "docs" / "howto" / "data.md").exists()
 
 
-@pytest.mark.parametrize("command", ["train", "import hf", "export hf", "audit"])
-def test_a_commands_description_fits_into_a_terminal(command, capsys):
+DESCRIBED = [*COMMANDS, "export hf", *(f"import {x}" for x in ("weights", "release", "hf", "gguf"))]
+
+
+@pytest.mark.parametrize("command", DESCRIBED)
+def test_a_commands_help_is_wrapped_once_at_the_terminals_width(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([*command.split(), "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    usage, *lines = capsys.readouterr().out.splitlines()
+    assert usage.startswith("usage: ")
     assert max(map(len, lines)) <= 80
-    assert lines[2].partition(" ")[0] in ("Trains", "Starts", "Writes", "Checks")
+    texts = [line.rstrip() if line.startswith(8 * " ") else "" for line in lines]
+    pairs = [(text, after) for text, after in itertools.pairwise(texts) if text and after]
+    # Where the next line's first word would have fitted, the text was broken before.
+    assert not [x for x in pairs if len(f"{x[0]} {x[1].split()[0]}") < 80]
+    assert pairs or command in ("configs", "import", "report")  # Whose texts fit into a line.
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +88,13 @@ def test_the_first_cell_installs_a_checkout_the_release_or_what_is_named(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: "there")
     exec(cell, {})
     assert len(calls) == 2
+
+
+def test_a_notebook_service_can_follow_each_link():
+    """Which has the notebook alone, neither the pages beside it nor the site."""
+    texts = [*cells("markdown"), "[all](results/report.html) and [some](https://a.org/b)"]
+    found = [link for text in texts for link in re.findall(r"\]\(([^)]+)", text)]
+    assert [link for link in found if not link.startswith("https://")] == ["results/report.html"]
 
 
 def test_each_part_says_how_long_its_cells_take():

@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,43 @@ def test_a_link_leads_to_a_heading_of_a_page():
             target = (page.parent / path).resolve() if path else page
             assert target.exists(), f"{page}: {path}"
             assert anchor in anchors(target), f"{page}: {path}#{anchor}"
+
+
+def linked(page: Path) -> set[str]:
+    """What a page links to by a path, without anchors."""
+    text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r'\]\(<?([^)\s>]+)|(?:src|href)="([^"]+)', text)
+    return {path for x in found if ":" not in (path := "".join(x).partition("#")[0]) and path}
+
+
+def test_a_link_leads_to_a_file_that_is_there_wherever_the_page_is_read():
+    """The site has the pages of docs/ alone; elsewhere a page is read in the repository."""
+    others = [
+        *ROOT.glob("*/README.md"),
+        *(ROOT / "lab").rglob("*.md"),
+        *ROOT.glob("examples/*/*.md"),
+    ]
+    assert sum(len(linked(page)) for page in PAGES) > 200
+    for page in (*PAGES, *others):
+        site = ROOT / "docs" if "docs" in page.parts else ROOT
+        for path in linked(page):
+            target = (page.parent / path).resolve()
+            assert target.exists(), f"{page}: {path}"
+            assert target.is_relative_to(site), f"{page}: {path}"
+
+
+def test_an_extra_that_a_page_installs_is_one():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    found = {
+        extra
+        for page in PAGES
+        for names in re.findall(r"pip install[^`\n]*\.\[([\w,-]+)\]", page.read_text())
+        for extra in names.split(",")
+    }
+    assert len(found) > 8
+    assert found <= extras.keys()
 
 
 def test_a_link_has_a_text():
@@ -170,7 +208,7 @@ def test_a_test_that_a_page_names_exists():
 
 
 def test_the_table_of_faults_names_tests_that_exist():
-    page = (ROOT / "docs" / "measurements" / "faults.md").read_text()
+    page = (ROOT / "lab" / "archive" / "faults.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|")]
     named = {name for row in rows for name in re.findall(r"`([\w/]*test_\w+\.py)`", row)}
     assert len(named) > 30

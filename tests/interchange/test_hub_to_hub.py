@@ -1,6 +1,5 @@
 """The commands of docs/tutorials/hub_to_hub.md: a small hub, a bucket in memory, a tiny model."""
 
-import importlib.util
 import json
 import re
 import shlex
@@ -73,14 +72,14 @@ def tiny_qwen(tmp_path):
     return folder
 
 
-@pytest.mark.thorough
+@pytest.mark.extras
 def test_the_pages_commands_go_from_a_hub_through_a_bucket_to_the_hub(
     tiny_qwen, tmp_path, monkeypatch, capsys
 ):
     pytest.importorskip("tokenizers")
+    pytest.importorskip("lm_eval")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")  # The harness reads its documents from a file.
-    has_harness = importlib.util.find_spec("lm_eval") is not None
     lines = "".join(
         json.dumps({"text": f"Ann has {n} cats. They sleep."}) + "\n" for n in range(60)
     )
@@ -94,8 +93,6 @@ def test_the_pages_commands_go_from_a_hub_through_a_bucket_to_the_hub(
             store.pipe(f"/bucket/{name}", lines.encode())
         for command in commands():
             assert command[0] == "fwpkm"
-            if "lm_eval" in command and not has_harness:
-                continue
             code = program.main(command[1:])
             shown = capsys.readouterr()
             assert code == 0, (command, shown.err)

@@ -101,18 +101,30 @@ def read_in_pieces(lm, tokens, mask, cuts, **options):
     return np.concatenate(logits, axis=1), cache
 
 
+def difference(actual, expected):
+    """The largest, as a share of the largest number."""
+    return np.max(np.abs(actual - expected)) / np.max(np.abs(expected))
+
+
 def assert_near(name, actual, expected, share=1e-5):
-    difference = np.max(np.abs(actual - expected)) / np.max(np.abs(expected))
-    assert difference < share, f"{name} differs by {difference:.1e} of the largest"
+    found = difference(actual, expected)
+    assert found < share, f"{name} differs by {found:.1e} of the largest"
+
+
+def fast_weights(state, stream):
+    """Names of all keys and values, those of a state in PyTorch, and those of a stream."""
+    for name, found in state.layers.items():
+        for kind in ("keys", "values"):
+            rows = np.stack([getattr(memory, kind).numpy() for memory in found])
+            yield f"{name} {kind}", rows, getattr(stream.memory[name], kind)
 
 
 def assert_same_memories(state, stream, share=1e-5):
     """Fast weights and waiting tokens of a state in PyTorch are those of a stream."""
     assert sorted(state.layers) == sorted(stream.memory)
+    for rows in fast_weights(state, stream):
+        assert_near(*rows, share)
     for name, found in state.layers.items():
-        for kind in ("keys", "values"):
-            rows = np.stack([getattr(memory, kind).numpy() for memory in found])
-            assert_near(f"{name} {kind}", rows, getattr(stream.memory[name], kind), share)
         pending = stream.layers[name].pending
         waiting = [memory.num_waiting for memory in found]
         np.testing.assert_array_equal(waiting, pending.num_waiting)
@@ -122,22 +134,32 @@ def assert_same_memories(state, stream, share=1e-5):
                 assert_near(f"{name} waiting", found[group].waiting[1].numpy(), of_jax, share)
 
 
-@in_pytorch
-@needs_torch
-@pytest.mark.parametrize("name", CASES)
-def test_logits_rows_and_texts_are_this_package_s(name, exports, load):
-    """A memory for each sequence, read at once and in pieces; texts follow prompts of 60 tokens."""
+def a_batch_with_text(name, lm):
+    """The batch, in which greedy texts of the model follow prompts of 60 tokens."""
     import torch
 
-    model, folder, weights = exports(name)
-    lm = load(folder / "out")
     # With seed 0 rounding decides which sub-key of one token is Qwen2's third: 2.4e-7 apart.
     tokens, mask = a_batch(seed=3 if name == "qwen2" else 0)
     prompt = {"input_ids": tokens[:, :PROMPT], "attention_mask": mask[:, :PROMPT]}
     prompt = {key: torch.tensor(x) for key, x in prompt.items()}
     texts = lm.generate(**prompt, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
     tokens[:, : PROMPT + NEW] = texts.numpy()
+    return tokens, mask
 
+
+def greedy(logits):
+    """The texts that logits of that batch would have chosen."""
+    return logits[:, PROMPT - 1 : PROMPT + NEW - 1].argmax(-1)
+
+
+@in_pytorch
+@needs_torch
+@pytest.mark.parametrize("name", CASES)
+def test_logits_rows_and_texts_are_this_package_s(name, exports, load):
+    """A memory for each sequence, read at once and in pieces; texts follow prompts of 60 tokens."""
+    model, folder, weights = exports(name)
+    lm = load(folder / "out")
+    tokens, mask = a_batch_with_text(name, lm)
     cuts = sorted(np.random.default_rng(1).choice(np.arange(1, LENGTH), 9, replace=False))
     singles = [*range(PADDING if name in RECURRENT else 1, 50)]
     for pieces in ([], cuts, singles):
@@ -150,8 +172,7 @@ def test_logits_rows_and_texts_are_this_package_s(name, exports, load):
     for layer, memory in stream.memory.items():
         rows = memory.values != np.asarray(weights.memory[layer].values)
         assert np.count_nonzero(rows.any(-1)) > 20
-    chosen = expected[:, PROMPT - 1 : PROMPT + NEW - 1].argmax(-1)
-    np.testing.assert_array_equal(tokens[:, PROMPT : PROMPT + NEW], chosen)
+    np.testing.assert_array_equal(tokens[:, PROMPT : PROMPT + NEW], greedy(expected))
 
 
 @contextlib.contextmanager

@@ -53,6 +53,30 @@ def test_the_site_is_built_as_contributing_says_and_published_from_main_alone():
     assert "permissions" not in build
 
 
+def test_links_of_the_readme_that_the_index_shows_lead_to_the_repository(jobs, tmp_path):
+    (step,) = [x for x in jobs["build"]["steps"] if x.get("name", "").startswith("Links of README")]
+    before = (ROOT / "README.md").read_text()
+    (tmp_path / "README.md").write_text(before)
+    place = {"SERVER_URL": "https://a.org", "REPOSITORY": "me/it", "REF_NAME": "v1.2.3"}
+    place = {f"GITHUB_{name}": value for name, value in place.items()}
+    subprocess.run(
+        ["bash", "-ec", step["run"]], cwd=tmp_path, env={**os.environ, **place}, check=True
+    )
+    after = (tmp_path / "README.md").read_text()
+    pattern = r'(!?)\[[^]]*\]\(([^)]+)\)|src="([^"]+)"'
+    links = zip(re.findall(pattern, before), re.findall(pattern, after), strict=True)
+    changed = 0
+    for (image, link, source), (_, *now) in links:
+        if ":" in link:
+            assert now == [link, ""]
+            continue
+        kind = "raw" if image or source else "blob"
+        assert "".join(now) == f"https://a.org/me/it/{kind}/v1.2.3/{link or source}"
+        changed += 1
+    assert changed > 20
+    assert re.sub(pattern, "", after) == re.sub(pattern, "", before)
+
+
 def test_actions_are_named_by_commit_as_a_tag_can_be_moved():
     for path in FILE.parent.glob("*.yml"):
         for line in re.findall(r"uses: (.*)", path.read_text()):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from fwpkm_jax.io import status_line
 from fwpkm_jax.paper.release import read_release, to_release
 from fwpkm_jax.paper.release.layouts import read_checkpoint
 from fwpkm_jax.paper.release.release_config import release_config
@@ -137,6 +138,17 @@ def test_a_folder_of_several_layouts_gives_what_the_library_would_take(tmp_path)
     np.testing.assert_array_equal(embedding, TENSORS["model.embed_tokens.weight"])
     save_file({"only": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
     assert list(read_checkpoint(tmp_path)) == ["only"]
+
+
+def test_a_terminal_sees_how_many_arrays_are_read_and_converted(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(status_line, "_SECONDS", -1.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    one_safetensors(tmp_path)
+    with status_line.progress_shown("Reading ..."):
+        read_release(tmp_path, MODEL)
+    shown = capsys.readouterr().err
+    for done in ("read", "converted"):
+        assert f"arrays {done}: {len(NAMES) - 1}/{len(NAMES)} " in shown
 
 
 def no_files(folder):

@@ -14,6 +14,7 @@ from fwpkm_jax.interchange.weights import (
     checked,
     refuse_other_names,
 )
+from fwpkm_jax.io.status_line import watched
 from fwpkm_jax.io.untrusted import OutsideFileError
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.paper.release.layouts import read_checkpoint
@@ -59,7 +60,7 @@ def converted(
     needed = {t.name: None for t in names.values() if not t.optional or t.name in tensors}
     refuse_other_names(tensors, needed, where)
     arrays = {}
-    for path, (name, layout, _) in names.items():
+    for path, (name, layout, _) in watched(names.items(), "arrays converted"):
         shape = shapes[path]
         if name in tensors:
             tensor = checked(name, tensors[name], shape_there(shape, layout), where)

@@ -17,6 +17,7 @@ import numpy as np
 
 from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE, named_files
 from fwpkm_jax.io.safetensors import SafetensorsFile
+from fwpkm_jax.io.status_line import watched
 from fwpkm_jax.io.untrusted import OutsideFileError, shown
 from fwpkm_jax.paper.release.torch_file import read_torch_file
 
@@ -84,7 +85,7 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
     """The tensors of one file; of a dict that holds a model under `module`, those."""
     if path.suffix == ".safetensors":
         stored = SafetensorsFile(path)
-        return {name: stored.read(name) for name in stored}
+        return {name: stored.read(name) for name in watched(stored, "arrays read")}
     content: Any = read_torch_file(path)
     content = content.get("module", content) if isinstance(content, dict) else content
     if not isinstance(content, dict):

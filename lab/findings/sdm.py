@@ -21,6 +21,7 @@ from lab.findings.stored import (
 )
 
 LINES = "mqar_sdm_cpu.jsonl"
+LAYER = "sdm_layer_cpu.jsonl"
 TIMES = "layer_sdm_cpu.json"
 MEMORIES = {"FwPKM": "fwpkm_16", "SDM": "sdm_heads"}
 """Names of memories in the lines, by what they are called here."""
@@ -94,7 +95,7 @@ def answer() -> str:
     return (
         f"FwPKM, after short trainings. With about as many bytes it answers {fwpkm.mean:.2f} of 64"
         f" pairs after {updates} updates, SDM {sdm.mean:.2f}, and SDM was still learning. Of"
-        f" numbers in text FwPKM answers {said['FwPKM']:.2f}; SDM, with FwPKM's recipe of training,"
+        f" numbers in text FwPKM answers {said['FwPKM']:.2f}; SDM's layer, as it was then,"
         f" {said['SDM']:.2f}.\n"
         "Which of them holds more after a long training was not measured. A training step of an SDM"
         f" layer takes {times:.1f} times the processor time."
@@ -147,6 +148,29 @@ def notes() -> str:
             " which a token reads, and 8 of which it writes. The machine did other work at the same"
             " time.",
         ]
+    )
+
+
+def layer() -> str:
+    """How the memory layer with the rule SDM learns a small form of the recall task."""
+    ours, fwpkm = (
+        next(line for line in lines_of(LAYER) if line["memory"] == memory)
+        for memory in ("SDM", "FwPKM")
+    )
+    about, settings = ours["data"], ours["rule"]
+    assert (settings["keys"], settings["read_start"]) == ("previous", "writes")
+    losses = {
+        line["memory"]: ", ".join(f"{loss:.2f}" for loss in line["losses"].values())
+        for line in (ours, fwpkm)
+    }
+    steps = ", ".join([*ours["losses"]][:-1])
+    return (
+        f"Trained so on {about['num_facts']} facts in {about['length']} tokens, asked at least"
+        f" {about['min_distance']} tokens later, with a window of {ours['window']} (one seed,"
+        f" {ours['steps']} updates of {ours['batch_size']} documents, FwPKM's rate), it answers"
+        f" {ours['validation_accuracy']:.2f} of the validation's questions. Its loss after {steps}"
+        f" and {[*ours['losses']][-1]} updates was {losses['SDM']} nats, FwPKM's in a training"
+        f" that was stopped after {fwpkm['stopped_after']}: {losses['FwPKM']}."
     )
 
 

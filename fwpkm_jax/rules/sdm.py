@@ -275,8 +275,8 @@ class SDM(AbstractChunkRule):
             query, counted = (
                 x.reshape(shape[0], -1, *x.shape[3:]) for x in (chunks.query, chunks.counted)
             )
-            starts = None if documents is None else documents.starts
-            query, last = jax.vmap(_under_previous)(last, query, counted, starts)
+            new = None if documents is None else (documents.starts, documents.memory.last)
+            query, last = jax.vmap(_under_previous)(last, query, counted, new)
             chunks = chunks._replace(query=query.reshape(chunks.query.shape))
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), chunks)
         tokens, access = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), self._tokens(flat))
@@ -347,7 +347,7 @@ def _under_previous(
     last: Float[Array, "heads scores"],
     query: Queries,
     counted: Float[Array, " tokens"],
-    starts: Bool[Array, " tokens"] | None = None,
+    documents: tuple[Bool[Array, " tokens"], Float[Array, "heads scores"]] | None = None,
 ) -> tuple[Queries, Float[Array, "heads scores"]]:
     """Queries with the write scores of the token before, and those of the last token.
 
@@ -355,15 +355,16 @@ def _under_previous(
       last: of the token before the first; padding is passed over.
       query: in the order in which the tokens write.
       counted: 0 for padding.
-      starts: first tokens of documents, before which scores are 0.
+      documents: their first tokens, and the scores before each.
     """
     (_, scores), at = last.shape, 1 + jnp.arange(len(query), dtype=jnp.int32)
     newest = jnp.pad(jax.lax.cummax(jnp.where(counted > 0, at, 0)), (1, 0))
     found = jnp.concatenate([last[None], query[..., :scores]])[newest]
-    if starts is not None:
+    if documents is not None:
+        starts, fresh = documents
         begin = jax.lax.cummax(jnp.where(starts, at, 0))
         own = newest >= jnp.append(begin, begin[-1])
-        found = jnp.where(own[:, None, None], found, 0.0)
+        found = jnp.where(own[:, None, None], found, fresh)
     return jnp.concatenate([found[:-1], query[..., scores:]], axis=-1), found[-1]
 
 

@@ -89,7 +89,7 @@ def facts() -> tuple[Estimate, Estimate]:
     """Shares of facts of the default config that are answered: FwPKM's after all its updates, over
     seeds, and SDM's after a third of them, over the answers of one training."""
     (ours,) = (line for line in lines_of(LAYER) if line.get("config") == "sdm")
-    share, asked = ours["validation_accuracy"], ours["answers"]
+    share, asked = ours["recall"]["writing"], ours["answers"]
     fwpkm = share_over_seeds(recall.facts_by_training("recall", "writing"))
     return fwpkm, Estimate(share, *wilson(round(share * asked), asked))
 
@@ -146,8 +146,8 @@ def notes() -> str:
     backbone = np.mean(np.log(recall.perplexities("gdn_swa", "study_cpu.jsonl")))
     return "\n".join(
         [
-            "- Facts: FwPKM after 600 updates, 4,096 answers of a test; SDM after 200, 2,048"
-            " answers of the validation. FwPKM after 200 was not measured.",
+            "- Facts: FwPKM after 600 updates and SDM after 200, 4,096 answers of the same test each."
+            " FwPKM after 200 was not measured.",
             f"- Pairs: SDM was still learning: {before:.2f} of the pairs of the validation one"
             f" quarter of the training before its end, {after:.2f} at the end. FwPKM answers"
             f" {long.mean:.2f} after {updates} updates of 256 documents.",

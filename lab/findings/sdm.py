@@ -146,8 +146,8 @@ def notes() -> str:
     backbone = np.mean(np.log(recall.perplexities("gdn_swa", "study_cpu.jsonl")))
     return "\n".join(
         [
-            "- Facts: FwPKM after 600 updates and SDM after 200, 4,096 answers of the same test each."
-            " FwPKM after 200 was not measured.",
+            "- Facts: FwPKM after 600 updates and SDM after 200, 4,096 answers of the same test"
+            " each. FwPKM after 200 was not measured.",
             f"- Pairs: SDM was still learning: {before:.2f} of the pairs of the validation one"
             f" quarter of the training before its end, {after:.2f} at the end. FwPKM answers"
             f" {long.mean:.2f} after {updates} updates of 256 documents.",

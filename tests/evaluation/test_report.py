@@ -122,7 +122,8 @@ def test_a_command_can_be_pasted_and_a_pair_of_plots_read_on_a_phone(run, tmp_pa
 def test_a_memory_that_is_written_at_every_token_is_described_so():
     block = FastWeightConfig(rule=SDM.tiny())
     model = tiny_model_config(vocab_size=257, memory_layers=(0,), fast_weight=block)
-    said = words.describe_model(Experiment(model=model).to_json(), None)
+    config = Experiment(model=model, data=TextData(train_paths=("book.txt",)))
+    said = words.describe_model(config.to_json(), None)
     assert "of 16 slots, 6 of them read by each token, written at every token (SDM)" in said
 
 

@@ -260,6 +260,10 @@ class AbstractChunkRule(AbstractRule):
         _, access = self.read(memory, query)
         return access.slot_ids, access.slot_weights
 
+    def begin_map(self, kernel: Float[Array, "model heads key"]) -> jax.Array:
+        """A layer's map to queries before training, of the one that it has drawn."""
+        return kernel
+
     def write(self, memory: Memory, chunk: AnyChunk) -> Memory:
         """The memory after one chunk: that of `step`, without the reads."""
         return self.step(memory, chunk).memory

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
 from fwpkm_jax.core.checks import check_key
@@ -58,10 +58,16 @@ _BLOCK = 32  # Tokens computed at once; changes speed, and results by rounding o
 
 
 class SDMMemory(NamedTuple):
-    """Fast weights of one memory: `values` `[slots, value]`, slot = row * subkeys + column; an
-    array or an overlay."""
+    """Fast weights of one memory.
+
+    Attributes:
+      values: `[slots, value]`, slot = row * subkeys + column; an array or an overlay.
+      last: of a rule with `keys="previous"` the last token's scores of rows and columns to write,
+        `[heads, 2 * subkeys]`; zeros before the first token.
+    """
 
     values: AnyTable
+    last: Float[Array, "*groups heads scores"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +115,16 @@ class SDM(AbstractChunkRule):
     write_norm: Literal["softmax", "unit"] = "softmax"
     """Write weights: softmax over the written slots, or that divided by its Euclidean norm, so that
     a write of strength 1 replaces all that the token would read where it writes."""
+    read_norm: Literal["softmax", "unit"] = "softmax"
+    """Read weights, likewise. With both "unit" a token reads what a write of strength 1 under its
+    own slots and weights has put there."""
+    keys: Literal["own", "previous"] = "own"
+    """Where a token writes: under its own scores, or those of the token before, so that a token
+    that reads finds what followed it earlier, as FwPKM pairs a query with the next value. The first
+    token then has scores of 0."""
+    read_start: Literal["own", "writes"] = "own"
+    """Where the map to the scores of the read slots begins: drawn apart, or as a copy of that to
+    the scores of the written slots; then both are trained, each by itself."""
     decay: Decay | Literal["none"] = "slot"
     """How much a token's decay acts on the slots that it writes: on all alike, to the power of
     their write weights ("weighted"), or not at all."""
@@ -152,17 +168,26 @@ class SDM(AbstractChunkRule):
 
     @classmethod
     def tiny(cls) -> "SDM":
-        return cls(num_subkeys=4, value_dim=3, num_heads=2, num_writes=2, num_reads=3)
+        sizes: Any = {"num_subkeys": 4, "value_dim": 3, "num_heads": 2}
+        return cls(**sizes, num_writes=2, num_reads=3, keys="previous", read_norm="unit")
 
     @functools.cached_property
     def memory_shapes(self) -> SDMMemory:
-        shape: Any = jax.ShapeDtypeStruct((self.num_slots, self.value_dim), jnp.float32)
-        return SDMMemory(shape)
+        shapes = (self.num_slots, self.value_dim), (self.num_heads, 2 * self.num_subkeys)
+        arrays: Any = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+        values, last = arrays
+        return SDMMemory(values, last if self.keys == "previous" else None)
 
     def init(self, rng: jax.Array) -> SDMMemory:
         """A table of zeros."""
         check_key(rng)
-        return SDMMemory(jnp.zeros((self.num_slots, self.value_dim), jnp.float32))
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.memory_shapes)
+
+    def begin_map(self, kernel: Float[Array, "model heads key"]) -> jax.Array:
+        if self.read_start == "own":
+            return kernel
+        scores = 2 * self.num_subkeys
+        return kernel.at[..., scores : 2 * scores].set(kernel[..., :scores])
 
     def read(self, memory: SDMMemory, query: Queries) -> tuple[TokenValues, SlotAccess]:
         check_memory(self, memory)
@@ -179,15 +204,19 @@ class SDM(AbstractChunkRule):
     def overlay(self, memory: SDMMemory, base: SDMMemory, *, capacity: int) -> SDMMemory:
         check_memory(self, memory, groups=True)
         check_memory(self, base, groups=True)
-        return SDMMemory(overlays_of(memory.values, base.values, capacity=capacity))
+        values = overlays_of(memory.values, base.values, capacity=capacity)
+        return memory._replace(values=values)
 
     def step(self, memory: SDMMemory, chunk: Chunk) -> StepOutput:
         table = whole_table(memory.values)
         chunk = cast(chunk, memory.values.dtype)
-        tokens, access = self._tokens(chunk)
+        query, last = chunk.query, memory.last
+        if last is not None:
+            query, last = _under_previous(last, query, chunk.counted)
+        tokens, access = self._tokens(chunk._replace(query=query))
         decay = "slot" if self.decay == "none" else self.decay
         table, output = write_and_read(table, tokens, decay=decay)
-        return StepOutput(SDMMemory(table), output, access, None)
+        return StepOutput(SDMMemory(table, last), output, access, None)
 
     def run(self, memory: SDMMemory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
         check_run(self, memory, sequence)
@@ -210,8 +239,14 @@ class SDM(AbstractChunkRule):
                 "reads of all its slots, wherever they lie; use mesh.memory=independent, with "
                 "mesh.model or mesh.sequence for parts of the table by columns."
             )
+        if axes.tokens and self.keys == "previous":
+            raise ValueError(
+                "mesh.sequence with keys='previous': the token before lies on another device; use "
+                "mesh.model for parts of the table by columns."
+            )
         values: Any = PartitionSpec(group_axes, None, axes.columns)
-        return SDMMemory(values)
+        last: Any = PartitionSpec(group_axes)
+        return SDMMemory(values, last if self.keys == "previous" else None)
 
     def run_groups(
         self,
@@ -235,7 +270,14 @@ class SDM(AbstractChunkRule):
         batch, length = sequence.counted.shape[1:]
         chunks = jax.tree.map(lambda x: to_chunks(x, chunk_size), sequence._replace(cut=None))
         chunks = cast(chunks, memory.values.dtype)
-        shape, axes = chunks.counted.shape, axes or MemoryAxes()
+        shape, axes, last = chunks.counted.shape, axes or MemoryAxes(), memory.last
+        if last is not None:
+            query, counted = (
+                x.reshape(shape[0], -1, *x.shape[3:]) for x in (chunks.query, chunks.counted)
+            )
+            new = None if documents is None else (documents.starts, documents.memory.last)
+            query, last = jax.vmap(_under_previous)(last, query, counted, new)
+            chunks = chunks._replace(query=query.reshape(chunks.query.shape))
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), chunks)
         tokens, access = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), self._tokens(flat))
         values = tokens_for_columns(tokens.values, axes)
@@ -262,7 +304,7 @@ class SDM(AbstractChunkRule):
             )
         output = columns_for_tokens(output.reshape(*values.shape), axes)
         output, access = jax.tree.map(lambda x: from_chunks(x, batch, length), (output, access))
-        return RunOutput(SDMMemory(table), output, access, None)
+        return RunOutput(SDMMemory(table, last), output, access, None)
 
     def write(self, memory: SDMMemory, chunk: Chunk) -> SDMMemory:
         sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
@@ -295,8 +337,35 @@ class SDM(AbstractChunkRule):
 
     def _reads(self, query: Queries) -> SlotAccess:
         slot_ids, scores = best_slots(_scores(query, self.num_subkeys)[1], self.num_reads)
-        weights = slot_weights(scores, temperature=self.temperature)
-        return SlotAccess(slot_ids.reshape(len(query), -1), weights.reshape(len(query), -1))
+        weights = slot_weights(scores, temperature=self.temperature).reshape(len(query), -1)
+        if self.read_norm == "unit":
+            weights = unit_normalize(weights)
+        return SlotAccess(slot_ids.reshape(len(query), -1), weights)
+
+
+def _under_previous(
+    last: Float[Array, "heads scores"],
+    query: Queries,
+    counted: Float[Array, " tokens"],
+    documents: tuple[Bool[Array, " tokens"], Float[Array, "heads scores"]] | None = None,
+) -> tuple[Queries, Float[Array, "heads scores"]]:
+    """Queries with the write scores of the token before, and those of the last token.
+
+    Args:
+      last: of the token before the first; padding is passed over.
+      query: in the order in which the tokens write.
+      counted: 0 for padding.
+      documents: their first tokens, and the scores before each.
+    """
+    (_, scores), at = last.shape, 1 + jnp.arange(len(query), dtype=jnp.int32)
+    newest = jnp.pad(jax.lax.cummax(jnp.where(counted > 0, at, 0)), (1, 0))
+    found = jnp.concatenate([last[None], query[..., :scores]])[newest]
+    if documents is not None:
+        starts, fresh = documents
+        begin = jax.lax.cummax(jnp.where(starts, at, 0))
+        own = newest >= jnp.append(begin, begin[-1])
+        found = jnp.where(own[:, None, None], found, fresh)
+    return jnp.concatenate([found[:-1], query[..., scores:]], axis=-1), found[-1]
 
 
 def _scores(

@@ -127,7 +127,10 @@ def _load(run_dir: Path, step: int | Literal["best"] | None, weights: WhichWeigh
     params = state.params
     if weights == "ema":
         params = _with_averages(params, experiment, directory / str(found))
-    return Run(experiment, model_graph(experiment.model), params, memory, found, weights)
+    graphdef = model_graph(experiment.model)
+    # A learned start is that of these weights, not of the trained or the initial ones.
+    memory = nnx.merge(graphdef, params).restart(memory)
+    return Run(experiment, graphdef, params, memory, found, weights)
 
 
 def _with_averages(params: Any, experiment: Experiment, checkpoint: Path) -> Any:

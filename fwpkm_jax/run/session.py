@@ -215,7 +215,7 @@ class Session:
             names = ema_names(state.params, ema=config.ema, train=config.train)
             averages = ema_weights(state.params, named_leaves(state.opt_state), names)
             model = nnx.merge(self._setup.graphdef, averages)
-            measured = self._validate(model, state.memory)
+            measured = self._validate(model, model.restart(state.memory))
             self._validation |= {f"ema_{name}": value for name, value in measured.items()}
         return {f"valid/{name}": value for name, value in self._validation.items()}
 

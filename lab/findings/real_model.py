@@ -1,16 +1,19 @@
-"""A real model with the shipped memory: what an earlier session told it."""
+"""A real model with the shipped memory: what an earlier session told it, and what that costs."""
 
 from __future__ import annotations
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from lab.findings import drawing
-from lab.findings.stored import Line, lines_of, markdown
+from lab.findings.stored import Estimate, Line, lines_of, markdown
 
 LINES = "real_model_shipped_cpu.jsonl"
 EARLIER = "real_model_cpu.jsonl"
 """Of the trainings, asked in PyTorch."""
 KEEPS = ", without the write that keeps"
+BOOK = "after 2,000 tokens of a book"
+AGAIN = "told once (the same few sessions)"
 BASE = "the base, all in its context"
 
 
@@ -25,13 +28,13 @@ def asked(sessions: str, condition: str) -> Line:
     return found
 
 
-def in_pytorch(sessions: str, condition: str) -> Line:
+def in_pytorch(sessions: str, condition: str, *, memory: str = "attention") -> Line:
     """The same, of PyTorch in bfloat16."""
     (found,) = (
         line
         for line in lines_of(EARLIER)
         if line["what"] == "asked"
-        and line["memory"] == "attention"
+        and line["memory"] == memory
         and (line["sessions_file"], line["condition"]) == (sessions, condition)
     )
     return found
@@ -66,19 +69,15 @@ def answer() -> str:
 
 def results() -> str:
     """What is left after other texts, told twice, or corrected."""
-    again = "told once (the same few sessions)"
     rows = []
     for sessions, shown, condition, none in (
         ("generated", "told once", "written", "not written"),
-        ("generated", "the same, the first 24 sessions", again, "not written"),
+        ("generated", "the same, the first 24 sessions", AGAIN, "not written"),
         ("generated", "told twice", "told twice", "not written"),
-        *(
-            ("generated", one, one, f"{one}, not told")
-            for one in ("after fifty other facts", "after 2,000 tokens of a book")
-        ),
+        *(("generated", one, one, f"{one}, not told") for one in ("after fifty other facts", BOOK)),
         ("corrected_new", "all facts corrected: the new value", "written", "not written"),
     ):
-        plain = "not run" if condition == again else share(asked(sessions, condition + KEEPS))
+        plain = "not run" if condition == AGAIN else share(asked(sessions, condition + KEEPS))
         line = asked(sessions, condition)
         counts = f"{line['of_sessions']}, {line['answers']}"
         rows.append([shown, counts, share(line), plain, share(asked(sessions, none))])
@@ -102,6 +101,71 @@ def notes() -> str:
         f" {fifty[1]:.2f} after fifty other facts, and makes correcting harder: the new value is"
         f" said in {new[0]:.2f} instead of {new[1]:.2f}."
     )
+
+
+def more_loss(condition: str) -> tuple[float, Estimate]:
+    """The mean loss of books of the model alone, and what each book costs more by a condition."""
+    (line,) = (x for x in lines_of(EARLIER) if x["what"] == "loss of text")
+    base = np.array(line["base"])
+    more = np.array(line[condition]) - base
+    half = 1.96 * more.std(ddof=1) / len(more) ** 0.5
+    return base.mean(), Estimate(more.mean(), more.mean() - half, more.mean() + half)
+
+
+def costs() -> str:
+    """What the memory costs in loss of unseen books."""
+    rows = []
+    for shown, condition in (
+        ("nothing written", "empty"),
+        ("the 512 tokens before written", "book"),
+        ("a session of eight facts written", "facts"),
+    ):
+        base, more = more_loss(condition)
+        half = more.high - more.mean
+        rows.append([shown, f"{more.mean:+.3f} ± {half:.3f} ({100 * more.mean / base:.1f} %)"])
+    head = "loss of 8 unseen books, 256 tokens each, nats per token"
+    return markdown([head, f"beside the base's {base:.3f}"], rows)
+
+
+def aims() -> str:
+    """What was aimed at beside what was reached, and what limits it."""
+    written, book = (asked("generated", one) for one in ("written", BOOK))
+    same = asked("generated", AGAIN)
+    opened, shut = (
+        in_pytorch("generated", "written", memory=f"attention, gate {gate}")
+        for gate in ("open", "shut most")
+    )
+    base, more = more_loss("empty")
+    rows = [
+        [
+            "told once",
+            "0.80",
+            share(written),
+            f"{opened['exact']:.2f} with the gate as trained; the address: the right statement is"
+            " the nearest of 0.83 of the questions",
+        ],
+        [
+            "after 2,000 tokens of a book",
+            "0.60",
+            share(book),
+            f"not the book: of the same sessions {same['exact']:.2f} without it",
+        ],
+        [
+            "not told",
+            "0.05",
+            f"{asked('generated', 'not written')['exact']:.2f}",
+            "met",
+        ],
+        [
+            "loss of text",
+            "+0.5 %",
+            f"{100 * more.mean / base:+.1f} ± {100 * (more.high - more.mean) / base:.1f} %",
+            "one gate both writes and reads; shut more, it costs a third and answers"
+            f" {shut['exact']:.2f}",
+        ],
+        ["trained weights", "3 million", "0.75 million", "met"],
+    ]
+    return markdown(["", "aim", "reached", "limit, and what was tried"], rows)
 
 
 def draw() -> Figure:

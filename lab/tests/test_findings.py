@@ -287,3 +287,13 @@ def test_what_a_real_model_answers_is_what_its_lines_say():
     assert [cell.split()[0] for cell in fifty.strip("| ").split(" | ")[2:4]] == [
         f"{x:.2f}" for x in keeps
     ]
+
+
+def test_what_books_cost_a_real_model_is_a_mean_over_books_with_its_interval():
+    (line,) = (x for x in lines(real_model.EARLIER) if x["what"] == "loss of text")
+    more = [after - base for after, base in zip(line["facts"], line["base"], strict=True)]
+    _, found = real_model.more_loss("facts")
+    assert found.mean == pytest.approx(sum(more) / 8)
+    assert found.high - found.mean == pytest.approx(1.96 * stats.sem(more))
+    last = real_model.costs().splitlines()[-1]
+    assert f"{found.mean:+.3f} ± {found.high - found.mean:.3f}" in last

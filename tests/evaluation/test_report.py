@@ -17,7 +17,7 @@ from fwpkm_jax.evaluation.display.html import image
 from fwpkm_jax.evaluation.display.plot_style import DPI, new_figure, save_figure
 from fwpkm_jax.evaluation.report import training, words, write_report
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
-from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.rules import SDM, FwPKM
 from fwpkm_jax.training.state import MemoryConfig
 from fwpkm_jax.training.training_config import TrainingConfig
 from tests.evaluation.conftest import tiny_model_config
@@ -119,6 +119,14 @@ def test_a_command_can_be_pasted_and_a_pair_of_plots_read_on_a_phone(run, tmp_pa
         markup = image(path, description="", dpi=DPI)
         assert ('class="broad"' in markup) == (inches == 10)
     assert "img.broad { max-width: none; }" in page
+
+
+def test_a_memory_that_is_written_at_every_token_is_described_so():
+    block = FastWeightConfig(rule=SDM.tiny())
+    model = tiny_model_config(vocab_size=257, memory_layers=(0,), fast_weight=block)
+    config = Experiment(model=model, data=TextData(train_paths=("book.txt",)))
+    said = words.describe_model(config.to_json(), None)
+    assert "of 16 slots, 6 of them read by each token, written at every token (SDM)" in said
 
 
 @pytest.mark.parametrize("gate", ["gate_output", "gate_residual", None])

@@ -28,7 +28,7 @@ def assert_close(actual, expected):
 @pytest.mark.usefixtures("float64")
 def test_a_write_of_full_strength_replaces_what_the_token_reads_where_it_writes():
     """With unit weights and the same scores for writes and reads."""
-    rule = dataclasses.replace(RULE, write_norm="unit", num_reads=2, num_heads=1)
+    rule = dataclasses.replace(RULE, write_norm="unit", num_reads=2, num_heads=1, keys="own")
     scores = np.random.default_rng(0).normal(size=(1, 1, 2, 4))
     query = np.concatenate([scores, scores], axis=-2).reshape(1, 1, -1)
     query = jnp.asarray(np.append(query, [[[0.0, 40.0]]], axis=-1))
@@ -37,11 +37,40 @@ def test_a_write_of_full_strength_replaces_what_the_token_reads_where_it_writes(
     memory = memory._replace(values=1.0 + jnp.zeros(memory.values.shape, jnp.float64))
     one = jnp.ones((1,), jnp.float64)
     step = rule.step(memory, rule.chunk(query, value, (one, one, one)))
-    weights = step.access.slot_weights
-    norm = jnp.sqrt(jnp.sum(weights**2))
-    np.testing.assert_allclose(step.output / norm, value, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(step.output, value, rtol=0, atol=1e-12)
     touched = np.any(np.asarray(step.memory.values) != 1.0, axis=1)
     assert set(np.flatnonzero(touched)) == set(np.asarray(step.access.slot_ids).ravel())
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_token_writes_under_the_scores_of_the_last_token_that_is_no_padding():
+    """As a rule whose tokens write under their own scores and are given those of another."""
+    signals = sample_signals(RULE, batch=1, length=9)
+    mask = np.array([[0, 1, 1, 0, 0, 1, 1, 1, 0]])
+    last, own = np.random.default_rng(1).normal(size=(2, 8)), dataclasses.replace(RULE, keys="own")
+    query, before = np.array(signals.query), last
+    for at in np.flatnonzero(mask[0]):
+        query[0, at, :, :8], before = before, signals.query[0, at, :, :8]
+    memory = own.init(jax.random.key(0))
+    memory = jax.tree.map(lambda x: x.astype(jnp.float64), memory)
+
+    def run(rule, memory, query):
+        given = signals._replace(query=query, mask=mask)
+        sequence = to_sequence(rule, given, chunk_size=4, dtype=jnp.float64)
+        return rule.run(memory, sequence, chunk_size=4)
+
+    expected = run(own, memory, query)
+    found = run(RULE, memory._replace(last=jnp.asarray(last)), np.array(signals.query))
+    assert_close(found.memory, SDMMemory(expected.memory.values, before))
+    assert_close(found.output[mask > 0], expected.output[mask > 0])
+
+
+def test_the_map_to_reads_begins_as_that_to_writes():
+    rule = dataclasses.replace(RULE, read_start="writes")
+    kernel = jax.random.normal(jax.random.key(0), (3, 2, rule.key_dim))
+    begun = rule.begin_map(kernel)
+    np.testing.assert_array_equal(begun[..., 8:16], kernel[..., :8])
+    np.testing.assert_array_equal(begun.at[..., 8:16].set(0), kernel.at[..., 8:16].set(0))
 
 
 @pytest.mark.thorough("option1")
@@ -66,7 +95,9 @@ def test_users_who_share_a_base_read_and_write_as_with_tables_of_their_own():
     sequence = to_sequence(rule, sample_signals(rule, length=6), chunk_size=6, dtype=jnp.float32)
     users = jax.tree.map(lambda x: x[:, None], sequence._replace(cut=None))
     base = jax.random.normal(jax.random.key(1), (1, rule.num_slots, rule.value_dim))
-    private = SDMMemory(jnp.repeat(base, 2, axis=0))
+    scores = jnp.zeros((1, 2, 8))
+    base = SDMMemory(base, scores)
+    private = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), base)
 
     @jax.jit
     def twice(memory):
@@ -76,13 +107,13 @@ def test_users_who_share_a_base_read_and_write_as_with_tables_of_their_own():
         return second.memory, first.output, second.output, read
 
     def overlay(capacity):
-        return rule.overlay(private, SDMMemory(base), capacity=capacity)
+        return rule.overlay(private, base, capacity=capacity)
 
     memory, *outputs = twice(private)
     shared, *read = twice(overlay(16))
     jax.tree.map(np.testing.assert_array_equal, read, outputs)
     np.testing.assert_array_equal(private_tables(shared.values), memory.values)
-    changed = np.any(np.asarray(memory.values != base), axis=-1).sum(axis=1)
+    changed = np.any(np.asarray(memory.values != base.values), axis=-1).sum(axis=1)
     np.testing.assert_array_equal(shared.values.used, changed)
     assert changed.min() < 16
     lost, *_, last = twice(overlay(int(changed.min()) - 1))

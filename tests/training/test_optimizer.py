@@ -17,6 +17,7 @@ from fwpkm_jax.interchange import export_run, read_folder
 from fwpkm_jax.layers import AttentionConfig, TitansConfig, parameter
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+from fwpkm_jax.rules import SDM
 from fwpkm_jax.run.evaluate import evaluate
 from fwpkm_jax.run.load import load_run
 from fwpkm_jax.run.train import train
@@ -427,6 +428,40 @@ def test_evaluation_and_export_read_the_moving_average_of_a_run(tmp_path):
     export_run(tmp_path / "run", tmp_path / "exported", weights="ema")
     exported = read_folder(tmp_path / "exported")[1].named()
     assert_equal({name: exported[f"params/{name}"] for name in expected}, expected)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kept", ["all", "none"])
+def test_a_memory_starts_from_the_first_table_of_the_weights_that_are_read(kept, tmp_path):
+    experiment = get_config()
+    rule = SDM(num_subkeys=4, value_dim=8, num_writes=2, num_reads=2, first_table="learned")
+    fast_weight = dataclasses.replace(experiment.model.fast_weight, rule=rule)
+    training = experiment.training
+    memory = dataclasses.replace(training.memory, groups=training.batch_size, lifetime="batch")
+    experiment = dataclasses.replace(
+        experiment,
+        model=dataclasses.replace(experiment.model, fast_weight=fast_weight),
+        optimizer=dataclasses.replace(experiment.optimizer, ema=0.8),
+        training=dataclasses.replace(training, memory=memory, steps=3),
+        checkpoint=dataclasses.replace(experiment.checkpoint, memories=kept),
+        run_dir=str(tmp_path / "run"),
+    )
+
+    def distance(model, memories):
+        """The largest distance of a memory's values from what the model has learned of them."""
+        (name,) = memories
+        first = model.blocks[model.layer_names.index(name)].memory.first_values[...]
+        return float(jnp.max(jnp.abs(memories[name].values - first[None])))
+
+    result = train(
+        experiment,
+        validate=lambda model, memories: {"loss": distance(model, memories)},
+        stream=io.StringIO(),
+    )
+    assert result.results["validation"] == {"loss": 0.0, "ema_loss": 0.0}
+    runs = [load_run(tmp_path / "run", weights=weights) for weights in ("trained", "ema")]
+    assert [distance(run.model, run.memory) for run in runs] == [0.0, 0.0]
+    assert distance(runs[0].model, runs[1].memory) > 0
 
 
 def test_a_run_without_an_average_says_so(unbroken):

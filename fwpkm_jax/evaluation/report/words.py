@@ -132,13 +132,14 @@ def _describe_memory(model: Config) -> str:
     if not layers:
         return "No layer writes a memory while it reads."
     rule = block["rule"]
+    by_token = "num_reads" in rule  # Sparse Delta Memory.
     every = f"written after every {block['chunk_size']:,} tokens"
+    if by_token:
+        every = "written at every token"
     kind = "a memory"
     if "num_subkeys" in rule:
-        kind += (
-            f" of {rule['num_subkeys'] ** 2:,} slots, {rule['num_heads'] * rule['top_k']} of them "
-            "read by each token"
-        )
+        read = rule["num_heads"] * rule["num_reads" if by_token else "top_k"]
+        kind += f" of {rule['num_subkeys'] ** 2:,} slots, {read} of them read by each token"
     elif "hidden_dim" in rule:
         kind += f" that is a small dense network with {rule['hidden_dim']:,} hidden units"
     text = f"In layer {_join(layers)} {kind}, {every} ({rule['class']})."

@@ -126,6 +126,9 @@ class FastWeight(nnx.Module):
 
         self.query_norm = norm(model_dim)
         self.query_proj = linear(model_dim, rule.num_heads * rule.key_dim)
+        drawn = self.query_proj.kernel[...]
+        begun = rule.begin_map(drawn.reshape(model_dim, rule.num_heads, rule.key_dim))
+        self.query_proj.kernel[...] = begun.reshape(drawn.shape)
         self.value_norm = norm(model_dim)
         self.value_proj = linear(model_dim, rule.value_dim)
         # Drawn in any case, so that later weights are the same with and without a gate.

@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.paper.parameters import count_parameters
 from fwpkm_jax.configs import recall as recall_config
 from fwpkm_jax.configs import recall_carried
+from fwpkm_jax.configs import sdm as sdm_config
 from fwpkm_jax.data import RecallData
 from fwpkm_jax.paper.models import paper_model
 from fwpkm_jax.rules import SDM, FwPKM
@@ -220,8 +221,13 @@ def _sdm() -> tuple[str, ...]:
     assert heads["state_bytes"] == 4 * about["heads"] * rows**2 * width
     study = CONFIGS["gdn_swa__sdm"]()
     rule, asked = study.model.fast_weight.rule, lines_of(sdm.NUMBERS["SDM"])[0]
-    assert isinstance(rule, SDM)
+    shipped = sdm_config.get_config().model.fast_weight.rule
+    (asked_of_sdm,) = (line for line in lines_of(sdm.LAYER) if line.get("config") == "sdm")
+    assert isinstance(rule, SDM) and isinstance(shipped, SDM)
     return (
+        f"{shipped.num_slots:,} slots of {shipped.value_dim} numbers each, of which a token reads"
+        f" {shipped.num_reads}; SDM also writes {shipped.num_writes}. SDM's training stopped its"
+        f" schedule at {asked_of_sdm['steps']} updates",
         f"{rule.num_slots:,} slots of {rule.value_dim} numbers, of which a token writes"
         f" {rule.num_writes} and reads {rule.num_reads}",
         f"the {study.training.steps} steps are the same",

@@ -229,7 +229,7 @@ def reader_of(model, memory, **options) -> StreamReader:
     return StreamReader(model, memory, **(defaults | options))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_reading_in_pieces_writes_one_chunk_of_the_texts_length(model, memory):
     tokens = np.random.default_rng(0).integers(8, size=LENGTH).astype(np.int32)
     question = np.arange(5, dtype=np.int32)

@@ -52,7 +52,7 @@ def received(unbroken, tmp_path):
     return dataclasses.replace(unbroken.experiment, run_dir=str(run), training=training)
 
 
-@pytest.mark.thorough("checkpoints/7")
+@pytest.mark.slow
 @pytest.mark.slow_cases("lock")
 @pytest.mark.parametrize(
     "name", ["lock", "metrics.jsonl", "checkpoints", "checkpoints/7", "tensorboard", "profile"]

@@ -13,6 +13,7 @@ CHEAP = ("link", "pipe", "device", "folder")
 """3 GB of zeros take seconds to be read by a hash."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "odd"),
     [

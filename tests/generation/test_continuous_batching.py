@@ -301,7 +301,7 @@ def test_full_attention_keeps_what_each_user_reads():
     assert (step(model, batch, tokens=2).tokens[0] >= 0).all()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_pages_code_runs(tmp_path, monkeypatch, capsys):
     """Every block of docs/howto/many_users.md in order, with a tiny model of bytes as the run."""
     page = Path(__file__).parents[2] / "docs" / "howto" / "many_users.md"

@@ -23,7 +23,7 @@ from tests.golden import vectors
 FOLDER = Path(__file__).parent / "published"
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("float64-ttt_linear")
 @pytest.mark.parametrize("name", ["ttt_linear", "ttt_mlp"])
 def test_ttt_matches_the_published_code(name, dtype):
     file = vectors.open_file(FOLDER / f"{name}.npz", dtype)

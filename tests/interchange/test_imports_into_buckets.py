@@ -51,7 +51,7 @@ def test_a_model_in_a_bucket_brings_its_tokenizer(kind, tiny_qwen, tmp_path, mon
             text_tokenizer(run)
 
 
-@pytest.mark.thorough("memory")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_imported_run_in_a_bucket_is_used_by_its_address(
     kind,

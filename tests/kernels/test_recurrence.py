@@ -210,7 +210,7 @@ def test_a_library_runs_on_its_own_devices_alone():
         dispatch.Operation("op", lambda kernel: None).choose("jla")
 
 
-@pytest.mark.thorough("False")
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_library_is_compared_with_plain_jax_before_its_first_use(calls, broken, monkeypatch):
     # A check without a name runs in this process.

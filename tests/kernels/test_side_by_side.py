@@ -126,8 +126,8 @@ def test_additions_of_a_batch_run_in_turn_each_in_its_own_table():
         np.testing.assert_array_equal(old_rows[i, :distinct], expected.old_rows[i, :distinct])
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("tpu")
-@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", ["gpu", "tpu"])
 def test_what_memories_side_by_side_write_and_send_back_equals_plain_xla(kernel):
     rule = FwPKM(num_subkeys=4, key_dim=4, value_dim=8, top_k=2)

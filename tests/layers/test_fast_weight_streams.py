@@ -74,7 +74,7 @@ def test_a_stream_in_pieces_equals_the_stream_token_by_token(lengths, groups, se
     np.testing.assert_array_equal(pending.num_waiting, expected_pending.num_waiting)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_padding_takes_no_place_in_the_queue_of_a_memory_of_ones_own():
     """Sequences that own their memories stream as each does alone, wherever padding stands."""
     x = sample(8, seed=3)

@@ -126,7 +126,7 @@ def test_only_the_slots_that_were_read_learn():
     np.testing.assert_array_equal(np.flatnonzero(rows), np.unique(slot_ids))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["tpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_kernels_give_the_outputs_and_gradients_of_plain_jax(kernel):
     x = sample(np.float32)

@@ -55,7 +55,7 @@ def drawn():
     return rng.integers(0, MODEL.vocab_size, size=IDS.shape), rng.normal(size=IDS.shape)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_documents_read_as_in_rows_of_their_own():
     """Through every kind of layer; with resets off the same comparison finds the leak."""
     tokens, weight = drawn()

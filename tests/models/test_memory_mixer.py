@@ -27,7 +27,7 @@ def build(config: ModelConfig) -> LanguageModel:
     return LanguageModel(config, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_the_memorys_output_the_model_is_the_one_without_both():
     model, plain = build(MODEL), build(PLAIN)
     for one in (model, plain):

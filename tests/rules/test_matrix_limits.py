@@ -256,7 +256,7 @@ def test_falcons_follow_the_published_equations(rule, window, error):
         np.testing.assert_allclose(output, outputs, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_token_of_strength_0_does_not_enter_falcons_window_and_a_document_starts_an_empty_one():
     rule = Falcon3(window=3)
     tokens = tokens_of(rule, batch=1, length=8, heads=1)

@@ -73,7 +73,7 @@ def test_the_map_to_reads_begins_as_that_to_writes():
     np.testing.assert_array_equal(begun.at[..., 8:16].set(0), kernel.at[..., 8:16].set(0))
 
 
-@pytest.mark.thorough("option1")
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("option", [{"decay": "none"}, {"decay": "weighted"}, {"temperature": 0.3}])
 def test_options_change_what_is_written_in_a_pass_as_in_steps(option):

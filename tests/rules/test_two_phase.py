@@ -112,7 +112,7 @@ def test_single_precision_agrees_relative_to_the_norm():
     assert_close_by_norm(ours, plain)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["tpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_kernels_agree_with_the_plain_scan(kernel):
     inputs = in_single_precision(masked=True)
@@ -124,7 +124,7 @@ def test_kernels_agree_with_the_plain_scan(kernel):
     assert_close_by_norm(ours, plain, tolerance=1e-4)
 
 
-@pytest.mark.thorough("{'key_loss': 'both'}")
+@pytest.mark.slow
 @pytest.mark.slow_cases("{'key_loss': 'reconstruction'}", "{'weight_decay': 0.1}")
 @pytest.mark.parametrize(
     "options",

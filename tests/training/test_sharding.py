@@ -102,7 +102,7 @@ def moved_tables(run, slots):
     ]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_eight_devices_train_as_one(runs):
     assert_same_training(runs["columns"], runs["one"])
     assert runs["columns"]["sent"]

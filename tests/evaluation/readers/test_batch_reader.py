@@ -128,7 +128,7 @@ def test_answers_are_those_of_each_prompt_alone(model, memory):
         np.testing.assert_array_equal(answer, greedy(single, prompt, 9))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_document_out_of_attention_reaches_answers_through_the_written_memory_alone():
     """Full attention sees the whole document, so that only its caches can hold it back."""
     config = tiny_model_config(mixers=("attention", "gdn"), memory_layers=(1,))

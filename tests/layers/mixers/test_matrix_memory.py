@@ -162,7 +162,7 @@ def test_normalised_reads_need_features_that_are_never_negative(make):
         make()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_learned_table_is_trained_and_what_a_cache_goes_back_to():
     layer = MatrixMemory(SMALL.rule("sdm_heads"), SMALL, DIM, init_std=0.5, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, DIM))

@@ -362,7 +362,7 @@ def run_page(folder, tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(run_page, capsys):
     said = run_page()
     assert "slow weights" in said["train --base"]

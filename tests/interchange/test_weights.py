@@ -140,6 +140,7 @@ def test_tensors_that_do_not_fit_are_named(weights):
 def test_commands_show_a_terminal_how_far_they_are(
     experiment, weights, tmp_path, capsys, monkeypatch
 ):
+    experiment = replace(experiment, run_dir=str(tmp_path / "run"))
     run, folder, again = start_run(experiment, weights), tmp_path / "folder", tmp_path / "again"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr(status_line, "_SECONDS", -1.0)

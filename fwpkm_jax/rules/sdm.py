@@ -168,8 +168,15 @@ class SDM(AbstractChunkRule):
 
     @classmethod
     def tiny(cls) -> "SDM":
-        sizes: Any = {"num_subkeys": 4, "value_dim": 3, "num_heads": 2}
-        return cls(**sizes, num_writes=2, num_reads=3, keys="previous", read_norm="unit")
+        return cls(
+            num_subkeys=4,
+            value_dim=3,
+            num_heads=2,
+            num_writes=2,
+            num_reads=3,
+            keys="previous",
+            read_norm="unit",
+        )
 
     @functools.cached_property
     def memory_shapes(self) -> SDMMemory:

@@ -237,7 +237,7 @@ def readme_cost() -> list[list[str]]:
 
 
 INFERENCE = "inference_cpu.jsonl"
-"""Lines of one run: each program with the package as it was and as it is, in turns."""
+"""Each program with the package as it was and as it is, one after the other."""
 
 
 def inference(package: str, program: str, entry: str) -> float:

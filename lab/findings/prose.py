@@ -223,7 +223,8 @@ def _sdm() -> tuple[str, ...]:
     rule, asked = study.model.fast_weight.rule, lines_of(sdm.NUMBERS["SDM"])[0]
     shipped = sdm_config.get_config().model.fast_weight.rule
     (asked_of_sdm,) = (line for line in lines_of(sdm.LAYER) if line.get("config") == "sdm")
-    assert isinstance(rule, SDM) and isinstance(shipped, SDM)
+    assert isinstance(rule, SDM)
+    assert isinstance(shipped, SDM)
     return (
         f"{shipped.num_slots:,} slots of {shipped.value_dim} numbers each, of which a token reads"
         f" {shipped.num_reads}; SDM also writes {shipped.num_writes}. SDM's training stopped its"

@@ -82,7 +82,7 @@ def experiment_of(run_dir, data, steps):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_that_was_ended_goes_on_bit_for_bit(texts, tmp_path):
     data = data_of("mixed")
     whole = train(experiment_of(tmp_path / "whole", data, 8), stream=io.StringIO())

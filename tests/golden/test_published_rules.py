@@ -135,7 +135,7 @@ CASES = {
 @pytest.mark.by_default(
     "float64-gated_deltanet2-run",
     "float64-mamba3-run",
-    thorough=[],
+    thorough=["float64-preconditioned_gated_deltanet-run"],
 )
 @each_form
 @pytest.mark.parametrize("name", CASES)

@@ -52,7 +52,7 @@ IN_BFLOAT16 = {
 }
 
 
-@pytest.mark.by_default("gpu-wide_keys", thorough=["tpu-six_heads"])
+@pytest.mark.by_default("gpu-wide_keys", thorough=["tpu-wide_keys"])
 @pytest.mark.parametrize(
     ("kernel", "name"),
     [

@@ -93,7 +93,7 @@ def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio):
         assert error < ratio, name
 
 
-@pytest.mark.thorough("1")
+@pytest.mark.thorough("2")
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_a_memory_layer_names_the_order_of_its_reads(groups, monkeypatch):
     rule = FwPKM(num_subkeys=8, key_dim=8, value_dim=8, top_k=2)

@@ -73,6 +73,7 @@ def on_device(kernel):
         "slot_add-tpu-distinct",
         "slot_add-tpu-zipf",
         "slot_add-gpu-zipf",
+        "slot_read-tpu-63_tokens",
         "slot_read-tpu-zipf",
         "slot_read-gpu-zipf",
     ],

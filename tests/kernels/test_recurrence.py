@@ -110,7 +110,7 @@ def test_a_library_is_given_the_same_memory(library, calls):
     assert tuple(dict.fromkeys(calls)) == tuple(dict.fromkeys(CALLED[library]))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough("True-jla")
 @each_library
 @pytest.mark.parametrize("first", [True, False])
 def test_a_document_that_starts_a_row_leaves_the_given_memory_out(library, first, calls):
@@ -210,7 +210,7 @@ def test_a_library_runs_on_its_own_devices_alone():
         dispatch.Operation("op", lambda kernel: None).choose("jla")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough("False")
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_library_is_compared_with_plain_jax_before_its_first_use(calls, broken, monkeypatch):
     # A check without a name runs in this process.

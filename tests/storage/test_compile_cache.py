@@ -226,7 +226,7 @@ def test_an_address_of_no_bucket_is_refused_before_anything_is_compiled(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.thorough("mesh0")
 @pytest.mark.parametrize("mesh", [{}, {"data": 2}, {"data": 2, "fsdp": 2, "memory": "columns"}])
 def test_a_run_compiles_nothing_when_it_is_first_resumed(tmp_path, mesh):
     cache, run = tmp_path / "cache", tmp_path / "run"

@@ -50,7 +50,7 @@ def test_what_trains_is_float32_and_what_is_frozen_stays_as_it_is():
     assert jax.eval_shape(lambda: initial(HALF, None)).params["embedding"].dtype == jnp.bfloat16
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_bfloat16_checkpoint_goes_on_in_float32(tmp_path):
     model = dataclasses.replace(HALF, mixers=("swa",))
     old, new = (OptimizerConfig(precision=p) for p in ("parameters", "float32"))
@@ -73,7 +73,7 @@ def test_a_bfloat16_checkpoint_goes_on_in_float32(tmp_path):
     np.testing.assert_array_equal(read["embedding"][...], saved.params["embedding"][...])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_bfloat16_model_follows_the_losses_of_float32():
     """60 steps at 1e-5, all weights of the same start, two micro-batches."""
     start = initial(HALF, None)

@@ -70,7 +70,7 @@ def test_parts_of_sequences_give_the_same_as_whole_ones(tmp_path):
     assert_equal(results)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_kind_of_mixer_takes_parts(tmp_path):
     assert_equal(run_apart(tmp_path / "out.json", *(f"{name}/8" for name in KINDS)))
 

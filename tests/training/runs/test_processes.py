@@ -46,7 +46,7 @@ def wait_for_step(run, step, processes, seconds=200):
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_processes_train_as_one_and_stop_together_when_one_is_asked_to(
     unbroken, tmp_path, cached
 ):

@@ -58,7 +58,7 @@ def evaluate(subject: Subject, options: RepeatsConfig) -> Outcome:
         )
         losses, phrases = [], []
         for source in sources:
-            for document in capped(source.documents(), max_documents=options.max_documents):
+            for document in capped(source, max_documents=options.max_documents):
                 phrases.append(repeated(document.tokens, options.context))
                 readings = read_document(reader, document.tokens, segment_length=length)
                 losses += [reading.losses() for reading in readings]

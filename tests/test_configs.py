@@ -38,7 +38,7 @@ def test_every_config_is_valid_and_comes_back_from_json(name):
 
 
 @pytest.mark.by_default(
-    "fa__fwpkm2_6_10__pswa", "gdn_swa", "recall", "lact", thorough=["ablations/dot_scores"]
+    "gdn_swa", "lact", "recall", thorough=["ablations/dot_scores", "fa__fwpkm2_6_10__pswa"]
 )
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_attention_of_every_model_can_be_limited_as_its_config_says(name):
@@ -147,6 +147,7 @@ def test_ablations_have_the_parameters_of_table_3_where_they_differ_from_the_par
     assert deeper.active / 1e6 == pytest.approx(113.76, abs=0.01)
 
 
+@pytest.mark.thorough
 def test_every_part_of_a_config_is_trained_in_one():
     def parts(name):
         experiment = load_config(name)

@@ -73,8 +73,7 @@ def gated_tokens(length, *, batch=1, heads=2, key=3, value=4):
     return q, k, v, -jnp.abs(drawn(*shape, seed=3)), jax.nn.sigmoid(drawn(*shape, seed=4))
 
 
-@pytest.mark.by_default("large_packed", thorough=[])
-@pytest.mark.slow_cases("small", "large")
+@pytest.mark.thorough("large_packed")
 @each_size
 def test_the_gated_delta_rule_writes_and_reads_token_by_token(size):
     def definition(q, k, v, g, beta):
@@ -116,7 +115,7 @@ MEMORIES = ("gla", "kda", "deltanet", "deltaproduct", "rwkv7", "mlstm")
 a strength by channel; a state of several arrays."""
 
 
-@pytest.mark.by_default("kda-small_packed", thorough=["gla-large_packed"])
+@pytest.mark.thorough("gla-large_packed", "kda-small_packed")
 @each_size
 @pytest.mark.parametrize("name", MEMORIES)
 def test_a_matrix_memory_is_its_rule(name, size):
@@ -170,7 +169,7 @@ def test_padding_changes_no_memory(ids, with_state):
     np.testing.assert_allclose(memory.final_state, kept.final_state, rtol=0, atol=1e-12)
 
 
-@pytest.mark.by_default("dot-4-2", thorough=[])
+@pytest.mark.thorough("dot-4-2")
 @pytest.mark.parametrize(("subkeys", "top_k"), [(4, 2), (9, 5)])
 @pytest.mark.parametrize("score", ["dot", "idw"])
 def test_a_lookup_is_the_softmax_of_the_best_of_all_slots(subkeys, top_k, score):
@@ -193,8 +192,7 @@ def test_a_lookup_is_the_softmax_of_the_best_of_all_slots(subkeys, top_k, score)
     np.testing.assert_allclose(found.output, read, rtol=0, atol=1e-12)
 
 
-@pytest.mark.by_default("small_packed", thorough=[])
-@pytest.mark.slow_cases("small", "large")
+@pytest.mark.thorough("small_packed")
 @each_size
 def test_fwpkm_is_its_definition_chunk_by_chunk(size):
     rule = FwPKM(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
@@ -225,6 +223,7 @@ def test_fwpkm_is_its_definition_chunk_by_chunk(size):
     assert_equal_with_gradients(function, definition, *arrays)
 
 
+@pytest.mark.thorough
 def test_fwpkm_pairs_no_tokens_of_different_documents():
     memory = FwPKM(num_subkeys=5, key_dim=6, value_dim=4, top_k=2).init(jax.random.key(0))
     queries, values = drawn(1, 8, 1, 6), drawn(1, 8, 4, seed=1)
@@ -241,7 +240,7 @@ def test_fwpkm_pairs_no_tokens_of_different_documents():
         assert np.array_equal(moved, before) is not changes, token
 
 
-@pytest.mark.by_default("40-64", thorough=[])
+@pytest.mark.thorough("40-64")
 @pytest.mark.parametrize(("tokens", "block"), [(5, 2), (40, 64)])
 def test_the_cross_entropy_is_the_mean_over_the_labels_that_count(tokens, block):
     x, head, bias = drawn(tokens, 3), drawn(3, 7, seed=1), drawn(7, seed=2)

@@ -165,6 +165,7 @@ def test_the_projects_own_scores_read_the_token_before(subject, name):
     assert line.numbers["sum"] == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.thorough
 def test_a_recall_that_sees_its_answers_is_named(subject):
     """An echo is right whatever stands there."""
     logits = whole_pass(subject.model, subject.memory)

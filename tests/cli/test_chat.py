@@ -75,6 +75,7 @@ def test_what_waits_is_written_before_a_question_is_read(text_run):
     assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (now, before)), strict=True))
 
 
+@pytest.mark.by_default("False")
 @pytest.mark.parametrize("write", [True, False])
 def test_what_is_read_is_written_at_once_and_never_without_writing(text_run, write):
     talk = Conversation(text_run, write=write)
@@ -171,6 +172,7 @@ def test_a_chat_goes_on_where_it_stopped_and_forgets_what_it_is_told_to(programs
     assert programs("chat", lines="")[1].startswith("alice: 0 tokens read.")
 
 
+@pytest.mark.thorough
 def test_a_signal_ends_a_chat_with_the_memory_saved(programs, tmp_path):
     class Interrupted(io.StringIO):
         """Lines of which the second is never typed."""

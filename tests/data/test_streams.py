@@ -330,6 +330,7 @@ def test_lines_of_an_object_are_read_through_what_clients_of_buckets_open(tmp_pa
     assert tokens == TOKENS * 2
 
 
+@pytest.mark.thorough
 def test_buckets_are_read_by_address_folder_and_pattern(tmp_path):
     store = fsspec.filesystem("memory")
     store.pipe("/bucket/text/a.jsonl.gz", gzip.compress(LINES.encode()))

@@ -56,6 +56,7 @@ def test_a_lost_connection_is_gone_on_with(hub, files):
     assert any(x.startswith("from byte") for x in hub.asked)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_the_commit_that_it_names_and_refuses_another(hub, files, caplog):
     commit = hub.repositories[NAME][-1][0]
     pinned = config_of(f"{ADDRESS}@{commit}/data/train-*", window=8)

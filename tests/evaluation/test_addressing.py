@@ -33,6 +33,7 @@ def test_a_window_joins_its_segments_and_the_last_incomplete_one_is_dropped():
     assert measured["coverage"] == pytest.approx(2 / 16)
 
 
+@pytest.mark.thorough
 def test_windows_and_then_layers_are_averaged():
     windows = AddressingWindows(4, segments=1)
     windows.add({"layer_0": np.array([0, 1]), "layer_2": np.array([0, 1])})

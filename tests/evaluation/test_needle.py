@@ -86,6 +86,7 @@ LAST = {
 }
 
 
+@pytest.mark.by_default("False-reference", "True-paper", "True-reference")
 @pytest.mark.parametrize("mode", ["paper", "reference"])
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_perfect_reader_is_asked_in_the_order_of_the_protocol(

@@ -80,6 +80,7 @@ def test_everything_is_in_one_file_that_loads_nothing(run):
     assert "<td>model.fast_weight.rule.top_k</td><td>2</td>" in page
 
 
+@pytest.mark.thorough
 def test_the_result_comes_first_and_what_explains_it_is_folded(run):
     train(run)
     write_json(run / "results" / "recall.json", result(39))

@@ -187,6 +187,7 @@ def test_caches_of_all_kinds_and_private_memories_can_sit(name):
             chex.assert_trees_all_equal(runs[0][1][name], left[name])
 
 
+@pytest.mark.thorough
 def test_a_user_who_loses_rows_ends_and_the_others_go_on():
     model, batch = opened()
     batch, alice = join(model, batch, PROMPTS["alice"], rng=KEYS["alice"])

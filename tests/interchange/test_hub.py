@@ -67,6 +67,7 @@ def run(capsys, *arguments):
     return code, shown.out + shown.err
 
 
+@pytest.mark.thorough
 def test_a_name_is_fetched_at_one_commit_which_the_run_keeps(hub, model, tmp_path, capsys):
     commit = hub.add_folder(NAME, model)
     assert run(capsys, "import", "hf", model, tmp_path / "from_folder")[0] == 0

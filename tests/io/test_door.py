@@ -213,6 +213,7 @@ LISTED = {
 """Places that need no door. A place that is gone must be taken from here."""
 
 
+@pytest.mark.thorough
 def test_every_parser_of_outside_bytes_stands_behind_the_door():
     found = Counter()
     for root in ROOTS:

@@ -17,7 +17,7 @@ from tests.kernels.entry import equations
 VOCAB, WIDTH = 8, 128
 
 
-@pytest.mark.by_default("tokens0", thorough=["tokens1"])
+@pytest.mark.thorough("tokens0", "tokens1")
 @pytest.mark.parametrize("tokens", [[0, -1, -8], [8, 1, 1], [-9, 0, 2]])
 def test_ids_outside_the_table_give_nan_and_no_gradient(tokens):
     table = jax.random.normal(jax.random.key(0), (VOCAB, WIDTH))
@@ -81,7 +81,7 @@ def model():
     return nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))
 
 
-@pytest.mark.by_default("gpu")
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", [None, "gpu"])
 def test_a_models_embedding_has_no_gradient_from_atomic_additions(kernel):
     graph, params = model()

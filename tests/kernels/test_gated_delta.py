@@ -117,6 +117,7 @@ def test_pieces_equal_the_whole():
     assert_close((joined, after.final_state), tuple(whole), 2e-6)
 
 
+@pytest.mark.thorough
 def test_a_model_lowers_the_kernels_of_all_layers_once():
     arrays = sample(GatedDeltaSpec(name="here", length=64, key=64, value=64), jnp.float32)
 

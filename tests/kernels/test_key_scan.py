@@ -62,6 +62,7 @@ def test_queries_are_added_to_the_chosen_sub_keys_in_parts(of_all, monkeypatch):
         equal_or_close(actual.sum(0).reshape(expected.shape), expected, ratio=1e-6)
 
 
+@pytest.mark.thorough
 def test_memories_of_equal_sizes_share_one_trace():
     queries, weights = draw(CHUNKS, 64, 1, 256), jnp.ones((CHUNKS, 64))
     key_write = KeyWrite(learning_rate=1.0, loss_weight=1.0, score="idw")
@@ -81,6 +82,7 @@ def test_memories_of_equal_sizes_share_one_trace():
         assert len(set(map(id, found))) == 1
 
 
+@pytest.mark.thorough
 def test_access_is_summed_from_scores_and_weights():
     tokens, subkeys = 128, 64
     ids, weights = draw_ids(tokens, subkeys), jnp.abs(draw(CHUNKS, tokens))
@@ -95,6 +97,7 @@ def test_access_is_summed_from_scores_and_weights():
     equal_or_close(sums.sum(0).reshape(expected.shape), expected, ratio=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_step_moves_the_next_keys_and_splits_them():
     subkeys, half = 3, 8
     history, sums = draw(CHUNKS + 1, CODEBOOKS, subkeys, half), draw(2, CODEBOOKS, subkeys, half)

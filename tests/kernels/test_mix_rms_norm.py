@@ -29,7 +29,7 @@ def test_a_result_in_bfloat16_is_the_float32_one_rounded():
     np.testing.assert_allclose(np.asarray(rounded, np.float32), exact, rtol=2**-8)
 
 
-@pytest.mark.by_default("2-3", thorough=["2-4"])
+@pytest.mark.thorough("2-3", "2-4")
 @pytest.mark.parametrize(("sequences", "chunk_size"), [(2, 3), (2, 4), (3, 3), (1, 2)])
 def test_the_order_of_rows_changes_nothing(sequences, chunk_size):
     op = functools.partial(mix_rms_norm, eps=SPEC.eps, dtype=jnp.float32)

@@ -49,6 +49,7 @@ def gated_delta(spec, dtype):
     return kernels_of(both, arrays)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("width", [64, 128])
 def test_the_gated_delta_rules_kernels_have_the_barriers_that_they_need(width, dtype):
@@ -60,7 +61,7 @@ def test_the_gated_delta_rules_kernels_have_the_barriers_that_they_need(width, d
         assert barriers_missing(kernel) == []
 
 
-@pytest.mark.by_default("commit_smem-found0", "wait_smem_to_gmem-found2")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("left_out", "found"),
     [
@@ -84,6 +85,7 @@ def selection(tokens):
     return kernels_of(lambda x: select(**x), arrays)["product_top_k_select"]
 
 
+@pytest.mark.thorough
 def test_the_warpgroups_of_the_selection_wait_for_their_keys_and_for_each_other():
     kernel = selection(64)
     for group in range(2):
@@ -213,6 +215,7 @@ def test_norms_of_mixes_share_no_memory_but_for_the_sums_of_their_rows():
         assert not kernel.params["jaxprs"][0].invars[len(kernel.invars) + len(kernel.outvars) :]
 
 
+@pytest.mark.thorough
 def test_the_short_convolutions_kernels_share_no_memory():
     spec = next(spec for spec in convolution_specs.SPECS if spec.name == "several_tiles")
     arrays = jax.eval_shape(lambda: convolution_specs.sample(spec, jnp.bfloat16))

@@ -21,6 +21,7 @@ def call(spec, **options):
     return functools.partial(short_convolution, parts=spec.parts, **options)
 
 
+@pytest.mark.thorough
 def test_results_are_what_a_loop_over_tokens_gives():
     spec = dataclasses.replace(SPEC, length=5, groups=8, documents=0.4)
     arrays = sample(spec, jnp.float32)

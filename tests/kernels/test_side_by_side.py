@@ -92,7 +92,7 @@ def plain_read(values, slot_ids, weights, target, write_weight):
 plain_dot = functools.partial(slot_dot, backend="reference")
 
 
-@pytest.mark.by_default("own_tables", thorough=[])
+@pytest.mark.thorough("own_tables")
 @pytest.mark.parametrize("shared", [False, True], ids=["own_tables", "one_table"])
 def test_reads_of_a_batch_are_one_launch_and_each_reads_its_own_table(shared):
     from pallas_kernels.slot_read import gpu

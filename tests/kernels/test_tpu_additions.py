@@ -63,6 +63,7 @@ def test_runs_end_anywhere(runs, resident):
     np.testing.assert_array_equal(values[others], arrays["values"][others])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("resident", PLACED.values(), ids=PLACED)
 def test_a_nan_of_one_token_changes_only_the_slots_that_it_reads(resident):
     arrays = arrays_with([4] * 12)

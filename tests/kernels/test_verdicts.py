@@ -73,6 +73,7 @@ def test_a_hopper_gpu_uses_what_agrees_and_says_why_it_leaves_the_rest(monkeypat
             verdicts.verdict(named(planted.agrees), "gpu", kind, again)
 
 
+@pytest.mark.thorough
 def test_a_check_apart_notices_another_device(tmp_path, monkeypatch):
     """Also in a folder whose files are called like modules."""
     for name in ("json", "jax", "pallas_kernels"):

@@ -23,6 +23,7 @@ def shapes_of(**changes):
     return named_leaves(nnx.state(made))
 
 
+@pytest.mark.by_default("False")
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_map_with_an_update_computes_the_stated_sum_and_its_merged_kernel_does_too(bias):
     rng = np.random.default_rng(0)
@@ -45,6 +46,7 @@ def test_a_map_with_an_update_computes_the_stated_sum_and_its_merged_kernel_does
     np.testing.assert_allclose(plain["block/kernel"], kernel, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_updates_stand_beside_the_maps_that_match_and_stay_float32():
     before, after = shapes_of(), shapes_of(lora=LoRAConfig(maps=(".*/[qo]_proj",), rank=3))
     added = {name: x for name, x in after.items() if name not in before}

@@ -79,6 +79,7 @@ class GivenQueries(nnx.Module):
         return self.queries[...]
 
 
+@pytest.mark.thorough
 def test_queries_are_normed_over_the_batch_or_by_running_statistics():
     """As the layer without a norm reads queries that are normed already."""
     config = dataclasses.replace(CONFIG, query_norm=False, query_batch_norm=True)
@@ -153,6 +154,7 @@ def test_kernels_give_the_outputs_and_gradients_of_plain_jax(kernel):
     chex.assert_trees_all_close(gradients, expected_gradients, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_kernel_asked_for_by_name_is_not_replaced():
     layer = build(dataclasses.replace(CONFIG, backend="pallas"))
     outside = dispatch._simulation(None)  # Whatever --backend says.
@@ -166,6 +168,7 @@ def test_the_output_may_have_a_width_of_its_own():
     assert y.shape == (BATCH, LENGTH, 7)
 
 
+@pytest.mark.thorough
 def test_bfloat16_activations_have_finite_float32_gradients():
     graphdef, params = nnx.split(build(dtype=jnp.bfloat16))
     x = sample(jnp.bfloat16)

@@ -99,7 +99,7 @@ def live(folder, model, state):
     return found
 
 
-@pytest.mark.slow_cases("gs")
+@pytest.mark.thorough("memory")
 def test_a_bucket_gives_what_a_folder_gives(folder, model, state, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_memories, "now", lambda: "now")
     expected, actual = live(tmp_path, model, state), live(folder, model, state)

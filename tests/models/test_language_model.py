@@ -227,6 +227,7 @@ def test_a_flush_writes_what_waits_and_a_reset_starts_over():
     assert_close(piece(params, few, again).logits, piece(params, few, fresh).logits, 1e-6)
 
 
+@pytest.mark.thorough
 def test_an_id_outside_the_vocabulary_is_not_read_as_another():
     _, memory = start()
     ids = tokens().at[0, 3].set(CONFIG.vocab_size)

@@ -12,6 +12,7 @@ from fwpkm_jax.models.stream_size import checked_start
 from tests.evaluation.conftest import tiny_model_config
 
 
+@pytest.mark.by_default("changes1-2147483647-max_length=2147483647")
 @pytest.mark.parametrize(
     ("changes", "max_length", "said"),
     [

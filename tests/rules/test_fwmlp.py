@@ -23,6 +23,7 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+@pytest.mark.by_default("absolute-0.004")
 @pytest.mark.parametrize(("loss", "clip"), [("squared", None), ("absolute", 0.004)])
 def test_the_update_written_out(loss, clip):
     """The six gradients by the chain rule; weights are gates, the average runs over writers."""
@@ -85,6 +86,7 @@ def mean_of_neighbours(signals):
     return (value[:, :-1] + value[:, 1:]) / 2
 
 
+@pytest.mark.thorough
 def test_the_mean_target_averages_two_neighbours():
     rule = dataclasses.replace(RULE, target="mean")
     signals = sample_signals(rule, length=7)
@@ -132,6 +134,7 @@ def test_an_empty_layer_is_refused():
         FwMLP(hidden_dim=0)
 
 
+@pytest.mark.thorough
 def test_every_product_is_in_full_precision_gradients_included():
     memory = init_memory(RULE, jnp.float32)
     chunk = jax.tree.map(

@@ -58,7 +58,7 @@ def on_device(inputs):
     return oracle.Inputs(*map(jnp.asarray, inputs))
 
 
-@pytest.mark.by_default("idw")
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
 @settings(max_examples=8)
 @given(seed=st.integers(0, 999), masked=st.booleans())
@@ -177,6 +177,7 @@ def test_the_written_out_step_is_the_gradient_of_its_losses(options):
     assert np.any(values != memory.values)
 
 
+@pytest.mark.thorough
 def test_a_factor_scales_the_value_step_alone():
     rule = FwPKM.tiny()
     memory, chunk = one_chunk(rule)

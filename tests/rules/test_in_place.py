@@ -74,6 +74,7 @@ def test_the_backward_pass_keeps_touched_rows_and_makes_no_table(groups):
     assert not re.search(rf"f32\[{touched},{width}\]\S* copy", compiled.as_text())
 
 
+@pytest.mark.thorough
 def test_the_guard_sees_a_copy_where_there_is_one():
     def keep_the_old_table(memory, query, value):
         def body(values, step):

@@ -81,6 +81,7 @@ def test_momentum_keeps_the_mean_share_over_the_counted_tokens():
     assert_close(last.momentum, expected)
 
 
+@pytest.mark.thorough
 def test_a_chunk_of_padding_leaves_the_memory_bit_for_bit():
     zeros = jnp.zeros(TOKENS, jnp.float64)
     padding = sample(seed=2)._replace(write_weight=zeros, counted=zeros, paired=zeros)
@@ -111,6 +112,7 @@ def test_before_normalisation_steps_add_up():
     np.testing.assert_allclose(ratio, ratio[:, :1] * np.ones((1, 3)), rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_muon_adds_steps_with_singular_values_near_1():
     rule = dataclasses.replace(RULE, muon=True, pre_norm=True)
     memory = init_memory(rule, jnp.float64)
@@ -126,6 +128,7 @@ def test_muon_adds_steps_with_singular_values_near_1():
     assert_close(after.momentum, RULE.descent(memory, sample()))
 
 
+@pytest.mark.thorough
 def test_muon_of_nothing_has_a_finite_gradient():
     rule = dataclasses.replace(RULE, muon=True)
     memory, chunk = init_memory(rule, jnp.float64), sample()

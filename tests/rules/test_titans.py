@@ -89,6 +89,7 @@ def test_a_matrix_without_momentum_takes_the_delta_rules_steps():
     assert_close(out.memory.weights.layers[0], matrix)
 
 
+@pytest.mark.thorough
 def test_a_chunks_gradients_are_all_of_the_weights_it_began_with():
     rule = replace(TitansRule.tiny(), momentum_order=1, momentum=0.7, forget=0.1)
     memory = init_memory(rule, jnp.float64)
@@ -108,6 +109,7 @@ def test_a_chunks_gradients_are_all_of_the_weights_it_began_with():
     assert_close(out.memory.weights, weights)
 
 
+@pytest.mark.thorough
 def test_ttt_linear_written_out():
     """Gradients at a chunk's first weights, each token read after its own step; the norm stays."""
     rule = TitansRule(

@@ -54,6 +54,7 @@ def cause(state, batch, clean_memory):
     )
 
 
+@pytest.mark.thorough
 def test_a_parameter_is_named(state, batch):
     bad = state._replace(params=poison(state.params, "blocks/1/memory/query_proj/kernel"))
     name = cause(bad, batch, state.memory)

@@ -96,7 +96,7 @@ def test_training_lowers_the_loss(unbroken):
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.1
 
 
-@pytest.mark.by_default("2")
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_the_step_and_the_same_command_goes_on(
     unbroken, tmp_path, number, monkeypatch
@@ -142,6 +142,7 @@ def test_records_past_the_checkpoint_are_written_once(unbroken, tmp_path):
     assert records[10:] == read_records(unbroken.directory)[10:]
 
 
+@pytest.mark.thorough
 def test_a_finished_run_is_left_as_it_is(unbroken):
     before = (unbroken.directory / "metrics.jsonl").read_bytes()
     stream = io.StringIO()
@@ -152,6 +153,7 @@ def test_a_finished_run_is_left_as_it_is(unbroken):
     assert (unbroken.directory / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_another_configuration_is_refused_and_the_fields_named(unbroken):
     other = dataclasses.replace(
         replace(unbroken.experiment, unbroken.directory, batch_size=8, log_every=3), seed=5
@@ -164,6 +166,7 @@ def test_another_configuration_is_refused_and_the_fields_named(unbroken):
     assert "--run_dir" in str(error.value)
 
 
+@pytest.mark.thorough
 def test_fewer_steps_than_done_are_refused(unbroken):
     fewer = replace(unbroken.experiment, unbroken.directory, steps=12)
     with pytest.raises(ValueError, match=r"training\.steps=12.* has 20 steps done"):
@@ -195,6 +198,7 @@ def test_more_steps_continue_a_finished_run(unbroken, tmp_path):
     assert_same_state(result.state, unbroken.result.state)
 
 
+@pytest.mark.thorough
 def test_a_directory_with_other_files_is_refused(unbroken, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"no config\.json.*--run_dir"):

@@ -80,7 +80,7 @@ def test_a_parameter_decays_as_its_role_says_whatever_its_name_and_shape():
         decay_mask({"kernel": jnp.ones((2, 3))})
 
 
-@pytest.mark.by_default("ttt_linear", thorough=["titans"])
+@pytest.mark.thorough("titans", "ttt_linear")
 @pytest.mark.parametrize(
     "name", ["titans", "titans_mac", "titans_mag", "titans_mal", "ttt_linear", "ttt_mlp"]
 )
@@ -128,6 +128,7 @@ def test_the_model_decays_its_matrices_and_nothing_else():
     assert not all(decays.values())
 
 
+@pytest.mark.thorough
 def test_weight_decay_is_decoupled():
     config = OptimizerConfig(learning_rate=0.5, warmup_steps=0, weight_decay=0.1, clip_norm=None)
     optimizer = make_optimizer(config, steps=10)
@@ -180,6 +181,7 @@ def test_first_update_is_adams():
     np.testing.assert_allclose(updates["bias"][...], [-0.5, 0.5], rtol=1e-4)
 
 
+@pytest.mark.by_default("10.0-1.0", "None-1.0")
 @pytest.mark.parametrize(("clip_norm", "scale"), [(1.0, 1 / 5), (10.0, 1.0), (None, 1.0)])
 def test_gradients_are_clipped_by_their_global_norm(clip_norm, scale):
     # The first moment is (1 - beta1) times the gradient that AdamW saw.
@@ -234,6 +236,7 @@ def test_a_constant_learning_rate_stays_after_the_warmup():
 MATRIX, BIAS = np.array([[3.0, -1.0], [2.0, 4.0], [0.5, 1.0]]), np.array([2.0, -2.0])
 
 
+@pytest.mark.by_default("lion", "muon")
 @pytest.mark.parametrize("name", ["lion", "adafactor", "muon"])
 def test_the_first_step_is_the_published_one(name):
     config = OptimizerConfig(
@@ -277,6 +280,7 @@ def test_the_first_step_is_the_published_one(name):
 SCHEDULE_FREE = OptimizerConfig(name="schedule_free", schedule="constant", warmup_steps=0)
 
 
+@pytest.mark.thorough
 def test_schedule_free_weights_are_the_average_that_optax_evaluates():
     """The peer keeps the points where gradients are taken, and divides to find the average."""
     config = dataclasses.replace(SCHEDULE_FREE, learning_rate=0.05, clip_norm=None)
@@ -317,6 +321,7 @@ def test_schedule_free_leaves_running_statistics_to_their_own_update():
     assert np.all(updates["w"][...] < 0)
 
 
+@pytest.mark.thorough
 def test_the_moving_average_is_the_sum_that_its_decay_gives():
     config = OptimizerConfig(ema=0.5, learning_rate=0.1, warmup_steps=0, schedule="constant")
     optimizer = make_optimizer(config, steps=10)
@@ -464,6 +469,7 @@ def test_a_memory_starts_from_the_first_table_of_the_weights_that_are_read(kept,
     assert distance(runs[0].model, runs[1].memory) > 0
 
 
+@pytest.mark.thorough
 def test_a_run_without_an_average_says_so(unbroken):
     with pytest.raises(ValueError, match=r"optimizer.ema is None.*use weights=trained"):
         load_run(unbroken.directory, weights="ema")

@@ -195,6 +195,7 @@ def test_checkpoints_refer_to_the_base_and_are_checked_against_it(trained, base,
     load_run(run_dir)
 
 
+@pytest.mark.thorough
 def test_what_does_not_go_with_the_base_is_refused(base, tmp_path):
     def refused(*options):
         parts = setup.make_setup(retrofit(base, *options))

@@ -23,6 +23,7 @@ def give(monkeypatch, size, devices=1):
     monkeypatch.setattr(room, "device_bytes", lambda found: size * devices)
 
 
+@pytest.mark.thorough
 def test_state_and_gradients_must_fit_a_device_and_activations_are_told(monkeypatch):
     experiment = get_config()
     setup = parts.make_setup(experiment)

@@ -277,7 +277,7 @@ def test_a_parameter_is_split_as_it_says_where_it_is_made():
         parameter(jnp.zeros(8), "weight")  # pyright: ignore
 
 
-@pytest.mark.by_default("gdn_swa__pkm6_fwpkm2_10", thorough=["gdn_fa__fwmlp2_6_10"])
+@pytest.mark.thorough("gdn_fa__fwmlp2_6_10", "gdn_swa__pkm6_fwpkm2_10")
 @pytest.mark.parametrize("name", ["gdn_fa__fwmlp2_6_10", "gdn_swa__pkm6_fwpkm2_10", "lact"])
 def test_every_weight_of_the_papers_models_has_its_rule(name):
     assert name in TABLE_1

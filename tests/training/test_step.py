@@ -62,6 +62,7 @@ def per_sequence():
     return take_step(MemoryConfig(groups=4, lifetime="batch"), sample_batch())
 
 
+@pytest.mark.thorough
 def test_loss_is_the_mean_weighted_by_the_batch():
     logits = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
     labels = np.array([[0, 1, 2], [3, 4, 0]])
@@ -159,6 +160,7 @@ def test_schedule_free_takes_gradients_between_the_average_and_the_newest_iterat
         assert abs(metrics[name] - measured["average"][name]) > 1e-4
 
 
+@pytest.mark.thorough
 def test_memory_that_lives_one_batch_stays_as_it_was_initialised(per_sequence):
     memory = start(MemoryConfig(groups=4, lifetime="batch")).memory
     assert {leaf.shape[0] for leaf in jax.tree.leaves(memory)} == {1}

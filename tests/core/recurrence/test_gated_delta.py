@@ -153,7 +153,7 @@ def test_tokens_without_decay_and_write_leave_the_state(form):
     np.testing.assert_array_equal(state, arguments["initial_state"])
 
 
-@pytest.mark.by_default("-inf-recurrent", "-inf-chunk")
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("log_decay", [-1e4, -np.inf])
 def test_complete_decay_forgets_everything_with_finite_gradients(form, log_decay):

@@ -37,6 +37,7 @@ def test_groups_are_the_sorted_distinct_slots_with_their_references(
     assert np.all(groups.starts[distinct.size :] == ids.size)
 
 
+@pytest.mark.thorough
 def test_numbers_behind_the_last_slot_are_ascending_and_beyond_the_table():
     groups = group_slots(jnp.full((3, 2), 4, jnp.int32), num_slots=5)
     np.testing.assert_array_equal(groups.slots, [4, 6, 7, 8, 9, 10])

@@ -35,6 +35,7 @@ def start():
     return memory, RULE.init(jax.random.key(0)).history
 
 
+@pytest.mark.thorough
 def test_the_strongest_tokens_are_kept_and_of_equals_the_first():
     memory, _ = start()
     rng, store = np.random.default_rng(0), no_replayed_tokens(3, memory.keys, memory.values)

@@ -163,6 +163,7 @@ def test_any_cut_chunk_size_and_flush_follows_the_rule(lookahead, calls, seed):
             jax.tree.map(np.testing.assert_array_equal, waiting, token)
 
 
+@pytest.mark.by_default("1", "3", "4", "6")
 @pytest.mark.parametrize("num_real", [0, 1, 3, 4, 6])
 def test_what_stands_behind_the_real_tokens_is_as_if_never_pushed(num_real):
     memory, pending, by_hand = start(1)

@@ -133,6 +133,7 @@ def test_the_pages_program_runs(run, monkeypatch, capsys):
     assert "'acc,none': " in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_pages_commands_are_understood():
     blocks = re.findall(r"```bash\n(fwpkm eval runs/qwen .*?)```", PAGE.read_text(), re.DOTALL)
     lines = blocks[0].replace("\\\n", " ").splitlines()

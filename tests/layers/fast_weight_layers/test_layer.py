@@ -143,7 +143,7 @@ def test_without_steps_it_is_an_mlp(inputs):
     assert_close(whole(learning, *inputs).x, expected)
 
 
-@pytest.mark.by_default("output_bias", thorough=[])
+@pytest.mark.thorough("output_bias")
 @pytest.mark.parametrize(
     ("config", "cuts"),
     [(CONFIG, (4, 4)), (SEGMENTS, (1,) * LENGTH), (SEGMENTS, (2, 5, 1)), (OUTPUT_BIAS, (5, 3))],

@@ -37,8 +37,7 @@ def outputs_and_gradients(written_out, config, params, x, memory, mask):
     return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, x)
 
 
-@pytest.mark.by_default("default", thorough=[])
-@pytest.mark.slow_cases("loss without gate", "no gate")
+@pytest.mark.thorough("default")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_layer_equals_its_definition(name):
     config = dataclasses.replace(CONFIG, **OPTIONS[name])

@@ -188,6 +188,7 @@ def test_groups_must_divide_the_batch_and_exist():
         start(groups=0)
 
 
+@pytest.mark.thorough
 def test_later_tokens_and_targets_change_no_earlier_output():
     params, memory, x = params_of(), start(), sample()
     y = whole(params, x, memory)[0]

@@ -173,6 +173,7 @@ def test_a_frozen_memory_is_read_and_not_written():
     np.testing.assert_array_equal(after.values, memory.values)
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_is_refused_with_the_way_out():
     x, memory = jnp.zeros((2, 4, MODEL)), layer().init_memory(jax.random.key(0), groups=1)
     with pytest.raises(ValueError, match="SDM with 1 memories for 2 sequences"):

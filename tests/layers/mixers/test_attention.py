@@ -49,7 +49,7 @@ def test_a_single_token_returns_its_gated_value():
     np.testing.assert_allclose(layer(x)[0], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.by_default("6", thorough=[])
+@pytest.mark.thorough("6")
 @pytest.mark.parametrize("length", [5, 6, 13])  # Within the window, masked, blockwise.
 def test_a_window_sees_itself_and_the_tokens_just_before(length):
     window = 5

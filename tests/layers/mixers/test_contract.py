@@ -84,7 +84,7 @@ PACKED_NAMES = [
 ]
 
 
-@pytest.mark.by_default("gdn", thorough=["attention", "window", "titans"])
+@pytest.mark.thorough("attention", "window", "gdn", "titans")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mixer_keeps_its_contract(name):
     names = [p for p in MIXER_PROPERTIES if not p.startswith(PACKED)]
@@ -164,7 +164,7 @@ def test_documents_that_end_in_the_first_half_of_a_chunk_are_read_at_half_its_wi
     check_mixer(MIXERS[name], properties=[PACKED])
 
 
-@pytest.mark.by_default("True")
+@pytest.mark.thorough
 @pytest.mark.parametrize("packed", [False, True])
 def test_padding_of_a_pass_over_a_mesh_is_skipped(packed):
     """As without a mesh; here it has one device, `tests/training/test_sharding.py` has several."""

@@ -114,6 +114,7 @@ def test_a_convolution_of_width_one_needs_no_past():
     np.testing.assert_allclose(pieces, call(x, None)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_decay_starts_uniform_in_zero_to_sixteen():
     config = dataclasses.replace(SMALL, num_key_heads=1, num_value_heads=4096, value_head_dim=1)
     layer = make(config)

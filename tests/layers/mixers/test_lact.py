@@ -91,6 +91,7 @@ def test_without_a_rank_the_first_matrices_are_whole():
     assert np.all(np.isfinite(jax.jit(lambda x: layer(x)[0])(x)))
 
 
+@pytest.mark.thorough
 def test_a_finished_chunk_is_read_beyond_the_window():
     layer, x = build(), sample()
     call = jax.jit(lambda x: layer(x)[0])

@@ -112,6 +112,7 @@ def test_the_papers_models_keep_their_start_and_all_others_have_time_steps():
     assert GatedDeltaNetConfig().decay_start == MatrixMemoryConfig().decay_start == "time_steps"
 
 
+@pytest.mark.thorough
 def test_a_constant_start_draws_what_it_drew_before_there_was_a_choice():
     """The same random keys are used, so that later layers of a model start as before."""
     rngs = nnx.Rngs(0)
@@ -120,7 +121,7 @@ def test_a_constant_start_draws_what_it_drew_before_there_was_a_choice():
     assert rngs.params.count[...] == 5  # Three maps, the convolution, the rates.
 
 
-@pytest.mark.by_default("deltaproduct", "linear_attention", thorough=["gdn"])
+@pytest.mark.thorough("gdn", "linear_attention", "deltaproduct")
 @pytest.mark.parametrize("name", ["gdn", *MATRIX_RULES])
 def test_keys_that_start_as_queries_are_a_copy_and_nothing_else_changes(name):
     shape = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 3, "value_head_dim": 5}

@@ -54,7 +54,7 @@ def test_a_large_array_is_free_again_after_its_checksum():
     assert held() is None
 
 
-@pytest.mark.by_default("float32", thorough=[])
+@pytest.mark.thorough("float32")
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.float64])
 def test_any_flipped_bit_changes_the_checksum(dtype):
     with jax.enable_x64(np.dtype(dtype).itemsize == 8):

@@ -95,6 +95,7 @@ def test_how_far_a_long_text_is_read_is_shown_to_a_terminal(
     assert out.rstrip("\n") == visible(answer_at_once()).rstrip("\n")
 
 
+@pytest.mark.thorough
 def test_characters_that_the_terminal_lacks_are_printed_as_escapes(program, monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))

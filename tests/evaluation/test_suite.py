@@ -77,6 +77,7 @@ def test_an_evaluation_that_reports_recall_says_its_controls(name):
     assert ("fwpkm audit RUN" in evaluation.controls_line()) == reports
 
 
+@pytest.mark.thorough
 def test_default_suites_suit_the_data(subject, recall_subject):
     assert choose_suite((), recall_subject) == ("recall",)
     assert choose_suite((), subject) == ("ppl",)

@@ -23,7 +23,7 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-@pytest.mark.by_default("absolute-0.004")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("loss", "clip"), [("squared", None), ("absolute", 0.004)])
 def test_the_update_written_out(loss, clip):
     """The six gradients by the chain rule; weights are gates, the average runs over writers."""

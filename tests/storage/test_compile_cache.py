@@ -192,7 +192,7 @@ def test_a_damaged_program_is_named_in_one_line_and_replaced(
         assert session() == (False, 0)
 
 
-@pytest.mark.by_default("write-written")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("lost", "what"), [("read", "read"), ("write", "written")])
 def test_a_bucket_that_cannot_be_read_or_written_costs_one_warning(
     lost, what, machine, monkeypatch, caplog

@@ -237,6 +237,7 @@ def test_a_step_that_is_not_finite_leaves_the_parameters():
     assert int(state.step) == 1
 
 
+@pytest.mark.thorough
 def test_a_gradient_that_is_not_finite_leaves_the_parameters_though_the_loss_is_finite():
     """Huge logits: the loss is finite in float32, the gradient's norm is not."""
     memory = MemoryConfig(groups=4, lifetime="batch")

@@ -192,7 +192,7 @@ def test_a_lookup_is_the_softmax_of_the_best_of_all_slots(subkeys, top_k, score)
     np.testing.assert_allclose(found.output, read, rtol=0, atol=1e-12)
 
 
-@pytest.mark.thorough("small_packed")
+@pytest.mark.slow
 @each_size
 def test_fwpkm_is_its_definition_chunk_by_chunk(size):
     rule = FwPKM(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
@@ -435,7 +435,7 @@ def test_sparse_delta_writes_and_reads_its_slots_and_starts_documents_from_zeros
     np.testing.assert_allclose(packed.table, piece.table, rtol=0, atol=1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_id_outside_the_table_spoils_its_own_row_alone():
     given = sparse_tokens(4)
     given["write_ids"] = given["write_ids"].at[0, 1, 0].set(7)

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 __all__ = ["text_run"]  # A fixture.
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_later_message_of_a_chat_moves_no_earlier_answer(text_run):
     line = chat_causality(text_run)
     assert (line.name, line.verdict) == ("chat", "pass"), line.text

@@ -285,7 +285,7 @@ def change(folder, rows):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_bundle_with_values_of_any_kind_is_refused_in_one_line(tmp_path):
     found = answers("written", 12) + answers("frozen", 0)
     write_bundle(tmp_path, origin_lines(found), found, title="Audit", provenance={})

@@ -15,7 +15,7 @@ LACT = LaCTConfig(num_heads=2, num_fast_heads=2, hidden_dim=6, low_rank=3, chunk
 SMALL = ModelConfig(vocab_size=13, model_dim=8, mixers=("lact",), mlp_dim=5, lact=LACT)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_row_stands_beside_the_papers_and_fwmlp_has_both_widths(capsys):
     cost.main(["--models", "gdn", "gdn__fwmlp2_6_10"])
     header, _, gdn, narrow, wide = capsys.readouterr().out.splitlines()

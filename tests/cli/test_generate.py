@@ -72,7 +72,7 @@ def test_a_conversation_takes_no_seed_that_would_be_cut(text_run):
             continue_text(text_run, "a", seed=seed)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_how_far_a_long_text_is_read_is_shown_to_a_terminal(
     program, text_run, tmp_path, monkeypatch, capsys
 ):

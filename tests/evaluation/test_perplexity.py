@@ -73,7 +73,7 @@ def stream_losses(model, memory, document):
     return np.concatenate(losses), flush(graphdef, params, stream).memory
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_frozen_streaming_equals_plain_segments(model, memory):
     document = random_document(2 * SEGMENT + 8)
     result = evaluate(model, memory, source(document), write="off")

@@ -147,7 +147,7 @@ def test_layers_that_remember_the_past_have_no_reach(mixers):
     assert attention_reach(tiny_model_config(mixers=mixers, memory_layers=())).stack is None
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_untrained_model_is_scored_as_its_own_pass_says():
     config = tiny_model_config(vocab_size=DATA.vocab_size, mixers=("swa", "swa"))
     model = LanguageModel(config, rngs=nnx.Rngs(0))

@@ -35,7 +35,7 @@ def test_a_model_writes_by_another_rule(model, memory):
     jax.tree.map(np.testing.assert_array_equal, plain_memory, memory)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_history_is_saved_with_its_memory(model, memory, tmp_path):
     rule = replace(model.config.fast_weight.rule, retention=Retention(replay=6, hardening=0.5))
     model, memory = with_rule(model, memory, rule)

@@ -206,7 +206,7 @@ def test_a_user_who_loses_rows_ends_and_the_others_go_on():
         refuse_lost(lossy)
 
 
-@pytest.mark.thorough("None")
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [None, [1]])
 def test_a_stop_token_ends_a_user_until_it_joins_again(prompt):
     model, batch = opened()

@@ -284,7 +284,7 @@ def test_other_lengths_of_prompts_and_answers_compile_nothing(caplog):
     assert [record.message for record in caplog.records] == []
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_weights_that_were_put_onto_a_device_compile_each_program_once(caplog, tmp_path):
     """As those of a checkpoint: what a program returns lies there, and so does the first state."""
     config = replace(SMALL, mixers=("attention",))
@@ -364,7 +364,7 @@ def test_what_cannot_be_generated_is_refused(changes, message):
         generate(model, **arguments)
 
 
-@pytest.mark.thorough("stop_ids0")
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_ids", [(), (3,)])
 def test_a_memory_that_is_not_finite_ends_its_sequence_and_no_other(stop_ids):
     """Of two users' memories in one batch one holds NaN."""

@@ -329,7 +329,7 @@ def test_a_safetensors_file_gives_what_the_library_gives(tmp_path):
         [file.read(name) for name in file]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_exported_folder_whose_weights_are_changed_is_refused(tmp_path):
     from tests.interchange.test_weights import load_config, replace
 

@@ -48,7 +48,7 @@ WRONG = {
 }
 
 
-@pytest.mark.thorough("mix_rms_norm")
+@pytest.mark.slow
 @pytest.mark.parametrize(("folder", "case"), WRONG.items(), ids=WRONG)
 def test_a_wrong_kernel_fails_the_check_before_its_first_use(folder, case, monkeypatch):
     name, module, function, change, found = case

@@ -35,7 +35,7 @@ def test_ids_outside_the_table_give_nan_and_no_gradient(tokens):
     np.testing.assert_array_equal(np.isnan(actual[0]).all(-1), outside)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "vocab"), [(jnp.uint8, 256), (jnp.uint8, 300)])
 def test_unsigned_ids_keep_their_gradients(dtype, vocab):
     table, ids = jnp.ones((vocab, WIDTH)), [1, 50, 200, 255]

@@ -66,8 +66,6 @@ def on_device(kernel):
     "chunk_gated_delta_rule-tpu-strong_writes",
     "cross_entropy-gpu-tiles_and_rest",
     "product_top_k-tpu-ties",
-    "product_top_k-gpu-ties",
-    "short_convolution-gpu-wide_values",
     "slot_add-tpu-distinct",
     "slot_add-tpu-zipf",
     "slot_add-gpu-zipf",

@@ -42,8 +42,7 @@ def test_results_are_what_a_loop_over_tokens_gives():
     np.testing.assert_array_equal(actual[2], x[..., 128:].reshape(1, 5, -1))
 
 
-@pytest.mark.thorough("packed-bfloat16")
-@pytest.mark.slow_cases("flat-float32")
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["packed", "flat", "wide_values"])
 def test_kernels_agree_with_the_reference_in_both_dtypes_of_results(name, dtype):
@@ -55,7 +54,7 @@ def test_kernels_agree_with_the_reference_in_both_dtypes_of_results(name, dtype)
     assert max(errors.values()) <= COMPARISON.ratios["bfloat16"] / 2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_inputs_of_other_documents_do_not_pass_even_if_they_are_no_numbers():
     arrays = sample(dataclasses.replace(SPEC, length=4), jnp.float32)
     arrays["documents"] = jnp.asarray([[0, 1, 1, 1]])

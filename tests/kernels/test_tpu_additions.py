@@ -48,9 +48,7 @@ def compiled(*, chunk=16, block=8, resident=tpu.RESIDENT, with_old_rows=True):
         return add.lower(**arrays_with([48])).compile()
 
 
-@pytest.mark.thorough(
-    "one slot, longer than several chunks-in_vmem", "one slot, longer than several chunks-in_hbm"
-)
+@pytest.mark.thorough("one slot, longer than several chunks-in_vmem")
 @pytest.mark.parametrize("resident", PLACED.values(), ids=PLACED)
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
 def test_runs_end_anywhere(runs, resident):
@@ -63,7 +61,7 @@ def test_runs_end_anywhere(runs, resident):
     np.testing.assert_array_equal(values[others], arrays["values"][others])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("resident", PLACED.values(), ids=PLACED)
 def test_a_nan_of_one_token_changes_only_the_slots_that_it_reads(resident):
     arrays = arrays_with([4] * 12)
@@ -76,7 +74,7 @@ def test_a_nan_of_one_token_changes_only_the_slots_that_it_reads(resident):
     np.testing.assert_array_equal(broken[others], expected[others])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_neither_the_sizes_of_chunks_and_blocks_nor_a_log_change_a_bit():
     arrays = arrays_with(RUNS["long and short"])
     # Powers of 2, because a CPU rounds a product and its sum once or twice, as it likes.

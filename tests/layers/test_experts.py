@@ -33,7 +33,7 @@ def every_expert(layer, x):
     return y, chosen > 0, probabilities
 
 
-@pytest.mark.thorough("config0-shape0")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "shape"),
     [

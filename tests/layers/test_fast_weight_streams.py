@@ -115,7 +115,7 @@ def test_a_flush_writes_the_waiting_pairs_of_every_group():
     assert_equal((again, same), (flushed, kept))
 
 
-@pytest.mark.thorough("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [True, False])
 def test_padding_in_front_counts_in_no_reported_loss(write):
     """A padded query has no loss, though a real token follows it."""

@@ -30,7 +30,7 @@ def test_pairs_turn_as_complex_numbers_and_the_rest_stays():
     np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     shift=st.integers(0, 5000),

@@ -144,7 +144,7 @@ def test_a_stream_of_documents_reads_as_the_row():
     assert stream.document.number.tolist() == [5, 5]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_documents_of_a_stream_start_from_the_initial_memory():
     """With `documents="document"` nothing that was read before the row matters."""
     config = dataclasses.replace(

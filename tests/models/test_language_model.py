@@ -146,7 +146,7 @@ def test_a_token_changes_no_earlier_logits(position):
     assert np.any(before[:, position] != after[:, position])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_groups_do_not_see_each_other():
     _, memory = start(groups=2)
     params = build()[1]

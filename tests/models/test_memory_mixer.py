@@ -74,7 +74,7 @@ def test_a_saved_memory_begins_with_an_empty_window_or_goes_on(tmp_path, keep):
         assert (np.asarray(cache.positions) == -1).all()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_caches_of_a_new_document_hold_no_word_of_the_one_before():
     model = build(MODEL)
     memory = model.init_memory(jax.random.key(0))

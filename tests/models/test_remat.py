@@ -47,8 +47,7 @@ def kept(arrays):
     return jax.jit(gradients(graphdef, None))(*arrays)
 
 
-@pytest.mark.slow_cases("dots", "names", "offload")
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", get_args(Remat))
 def test_loss_gradients_and_memories_are_the_same(arrays, kept, remat):
     graphdef, *arrays = arrays

@@ -47,9 +47,14 @@ def registries():
         registry.update(content)
 
 
-@pytest.mark.by_default(
-    *EXAMPLES.keys() - LONGEST,
-    thorough=["fwpkm_jax.generation.continuous_batching.open_batch"],
+@pytest.mark.slow_cases(
+    "fwpkm_jax.functions.fwpkm",
+    "fwpkm_jax.functions.product_key_lookup",
+    "fwpkm_jax.functions.sparse_delta",
+    "fwpkm_jax.generation.continuous_batching.open_batch",
+    "fwpkm_jax.generation.generate.generate",
+    "fwpkm_jax.layers.memories.fast_weight.FastWeight",
+    "fwpkm_jax.models.language_model.LanguageModel",
 )
 @pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -279,7 +279,7 @@ def test_a_configuration_is_read_as_their_code_reads_it():
     assert (dense.fast_weight.rule.hidden_dim, dense.fast_weight.rule.write_clip) == (4, 1.0)
 
 
-@pytest.mark.thorough("one_safetensors")
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 @pytest.mark.parametrize("layout", cases((one_safetensors, safetensors_shards)))
 def test_a_name_of_the_hub_becomes_a_run_that_keeps_its_commit(

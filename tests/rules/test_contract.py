@@ -34,20 +34,7 @@ def test_a_rule_keeps_its_contract(rule):
     check_rule(rule, sequence=with_all_fields, properties=names)
 
 
-@pytest.mark.slow_cases(
-    "fwpkm_retention-packed_documents_equal_separate_rows",
-    "fwpkm_retention-packed_documents_equal_separate_rows_in_single_precision",
-    "fwpkm_retention-streamed_documents_equal_separate_streams",
-    "fwpkm-packed_documents_equal_separate_rows_in_single_precision",
-    "fwmlp-packed_documents_equal_separate_rows",
-    "fwpkm-packed_documents_equal_separate_rows",
-    "fwmlp-packed_documents_equal_separate_rows_in_single_precision",
-    "fwmlp-streamed_documents_equal_separate_streams",
-    "sdm-packed_documents_equal_separate_rows",
-    "sdm-packed_documents_equal_separate_rows_in_single_precision",
-    "sdm-streamed_documents_equal_separate_streams",
-)
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOCUMENT_PROPERTIES)
 @pytest.mark.parametrize("rule", [name for name in INSTANCES if name.startswith(("fw", "sdm"))])
 def test_documents_of_a_row_are_read_and_written_as_alone(rule, name):

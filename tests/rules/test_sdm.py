@@ -89,7 +89,7 @@ def test_options_change_what_is_written_in_a_pass_as_in_steps(option):
     assert not np.allclose(plain.memory.values, out.memory.values, atol=1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_users_who_share_a_base_read_and_write_as_with_tables_of_their_own():
     """Bit for bit, and only slots that a user writes take room; what finds none makes reads NaN."""
     rule = dataclasses.replace(RULE, num_reads=4)  # Reads also of slots that nobody writes.

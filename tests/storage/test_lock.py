@@ -381,7 +381,7 @@ def test_no_second_session_starts_where_the_lock_was_removed_under_its_holder(tm
     Lock(tmp_path, whole=True).release()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_training_stops_before_it_writes_where_its_lock_is_gone(tmp_path):
     """The lock is removed after step 7; the last checkpoint is that of step 5."""
     tiny = get_config()

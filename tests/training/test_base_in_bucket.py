@@ -45,7 +45,7 @@ def with_memory(address, run_dir):
     )
 
 
-@pytest.mark.thorough("memory")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_run_has_the_weights_of_its_base_in_a_bucket(kind, tmp_path, monkeypatch):
     with a_store(kind, monkeypatch) as address:

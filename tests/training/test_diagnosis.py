@@ -61,7 +61,7 @@ def test_a_parameter_is_named(state, batch):
     assert name.startswith("the parameter blocks/1/memory/query_proj/kernel (1 of ")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_fast_weight_is_named(state, batch):
     bad = state._replace(memory=poison(state.memory, "layer_1/values", jnp.inf))
     name = cause(bad, batch, state.memory)
@@ -100,7 +100,7 @@ def test_watching_leaves_the_classes_as_they_were(state, batch):
     assert (Block.__call__, LanguageModel.__call__) == before
 
 
-@pytest.mark.thorough("params")
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["params", "memory", "batch"])
 def test_a_run_stops_with_steps_cause_and_last_good_checkpoint(
     unbroken, tmp_path, monkeypatch, part

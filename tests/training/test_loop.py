@@ -96,7 +96,7 @@ def test_training_lowers_the_loss(unbroken):
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.1
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("2")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_the_step_and_the_same_command_goes_on(
     unbroken, tmp_path, number, monkeypatch

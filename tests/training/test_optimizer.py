@@ -391,8 +391,7 @@ def test_every_optimisers_moments_lie_like_their_weights(name, train):
     assert moments >= per_weight[name] * weights
 
 
-@pytest.mark.slow_cases("lion", "adafactor", "muon", "ema")
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lion", "adafactor", "muon", *AVERAGED])
 def test_a_run_with_another_optimiser_learns_and_resumes_bit_for_bit(name, tmp_path):
     experiment = get_config()
@@ -408,7 +407,7 @@ def test_a_run_with_another_optimiser_learns_and_resumes_bit_for_bit(name, tmp_p
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_evaluation_and_export_read_the_moving_average_of_a_run(tmp_path):
     experiment = get_config()
     config = dataclasses.replace(experiment.optimizer, ema=0.8)
@@ -435,7 +434,7 @@ def test_evaluation_and_export_read_the_moving_average_of_a_run(tmp_path):
     assert_equal({name: exported[f"params/{name}"] for name in expected}, expected)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["all", "none"])
 def test_a_memory_starts_from_the_first_table_of_the_weights_that_are_read(kept, tmp_path):
     experiment = get_config()

@@ -157,7 +157,7 @@ def test_where_later_rows_are_kept_is_the_same_by_one_sort_and_in_turn(slots):
         np.testing.assert_array_equal(actual[used], expected[used])
 
 
-@pytest.mark.thorough("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, SLOTS, 200])
 def test_sums_over_sorted_runs_equal_additions_in_turn(slots):
     """What other devices than a CPU run, where two additions to one row would race."""

@@ -59,7 +59,7 @@ CASES = {
 }
 
 
-@pytest.mark.by_default("recall", thorough=["ppl", "needle"])
+@pytest.mark.by_default("recall", thorough=["ppl"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_picture_shows_its_numbers(name, tmp_path):
     plot, record = CASES[name]

@@ -170,7 +170,7 @@ def test_greedy_says_whether_the_continuation_would_be_generated(model, memory):
     assert scores[0][0].nats > scores[1][0].nats
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_answer_ends_at_a_stop_token_or_when_it_needs_no_more(model, memory):
     reader = reader_of(model, memory, memory_reset="never", batch_size=1)
     (whole,) = reader.answers(PROMPTS[2:], max_new_tokens=5)

@@ -10,7 +10,7 @@ from fwpkm_jax.models.language_model import LanguageModel
 from tests.evaluation.conftest import tiny_model_config
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_frozen_text_in_padded_calls_reads_as_in_one_and_takes_no_room_for_padding():
     """Full attention keeps as many tokens as the text has, and none of the padding."""
     config = tiny_model_config(mixers=("attention", "gdn", "swa"), memory_layers=(1,))

@@ -163,7 +163,7 @@ def test_a_stream_cut_anywhere_equals_the_whole(config, inputs, cuts):
     assert_close(joined, whole(layer, *inputs))
 
 
-@pytest.mark.thorough("segments")
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [SEGMENTS, OUTPUT_BIAS], ids=["segments", "output_bias"])
 def test_padding_anywhere_is_as_if_it_were_not_there(config, inputs):
     x, tokens, readout = inputs
@@ -209,7 +209,7 @@ def test_options_that_make_no_layer_are_refused(field, value):
         replace(CONFIG, **{field: value})
 
 
-@pytest.mark.thorough("segments")
+@pytest.mark.slow
 @several
 def test_documents_take_their_own_steps(config, inputs):
     """Each as alone in a row, its segments counted from its first token."""

@@ -155,7 +155,7 @@ def test_persistent_tokens_refuse_documents_around_a_mixer_that_cannot_begin_wit
         call(make(SMALL))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_cache_behind_persistent_tokens_grows_by_as_many_tokens():
     mixer = PersistentTokens(make(SMALL), 2, 6, rngs=nnx.Rngs(1))
     short, long = (mixer.init_cache(1, max_length=n, dtype=jnp.float32) for n in (3, 5))

@@ -132,7 +132,7 @@ def test_a_chunk_without_tokens_is_refused():
         GatedDeltaNetConfig(chunk_size=0)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_kernels_give_the_same_output_and_gradients():
     x, mask = sample(2, 7, 6), jnp.arange(7)[None, :] < jnp.asarray([7, 5])[:, None]
 

@@ -75,7 +75,7 @@ def assert_same(actual, wanted):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), actual[1], wanted[1])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_sample_in_pieces_equals_one_pass_with_the_contexts_length_as_chunk_size(model, memory):
     one = sample(19, 6, 3)
     actual = read_sample(model, memory, one, piece_length=PIECE, write=True)

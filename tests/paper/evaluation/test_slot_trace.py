@@ -46,7 +46,7 @@ def test_a_hit_is_a_slot_that_holds_the_right_next_token():
     assert (empty["hit"], empty["entry"]) == (False, None)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_log_names_the_slots_that_a_write_changes(model, memory):
     """And an answer's slots are those that the stream reads."""
     tokens = BYTES.encode("The log knows who wrote what, token by token: 22.")

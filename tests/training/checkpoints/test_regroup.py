@@ -61,7 +61,7 @@ def saved_with(unbroken, directory, **fields):
         ).state.memory
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_memories_that_are_saved_are_a_setting(unbroken, tmp_path):
     memory = unbroken.result.state.memory
     size = sum(x.nbytes for x in jax.tree.leaves(memory))

@@ -48,7 +48,7 @@ def experiment_of(unbroken, directory, *, steps=10, **changes):
     return dataclasses.replace(unbroken.experiment, **changes)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_wandb_gets_the_metrics_of_every_log_every_steps(unbroken, tmp_path, wandb):
     experiment = experiment_of(unbroken, tmp_path / "run", steps=7, log=("wandb",))
     training = dataclasses.replace(experiment.training, log_every=3, validate_every=5)

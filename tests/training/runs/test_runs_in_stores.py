@@ -84,7 +84,7 @@ def test_a_run_that_was_stopped_and_continued_in_a_bucket_is_that_of_a_disk(
             train(other, stream=io.StringIO())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_pages_commands_run(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[3] / "docs" / "howto" / "buckets.md").read_text()
     commands = re.search(r"```bash\n(.*?)```", page, re.DOTALL)[1].strip().splitlines()

@@ -77,7 +77,7 @@ def long_compilation(monkeypatch):
     end.set()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_steps(unbroken, tmp_path, monkeypatch):
     training = dataclasses.replace(unbroken.experiment.training, steps=5)
     experiment = dataclasses.replace(

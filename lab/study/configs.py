@@ -39,9 +39,19 @@ _FWMLP = FastWeightConfig(
     weight_by_gate=False,
 )
 
-# As many slots as FwPKM's, as many of them read, and the gate mixes read and value alike.
+# As many slots as FwPKM's, as many of them read, and the gate mixes read and value alike. A value is
+# paired with the token before, as in FwPKM, and the map to reads begins as that to writes.
 _SDM = FastWeightConfig(
-    rule=SDM(num_subkeys=128, value_dim=64, num_writes=8, num_reads=8, write_norm="unit"),
+    rule=SDM(
+        num_subkeys=128,
+        value_dim=64,
+        num_writes=8,
+        num_reads=8,
+        write_norm="unit",
+        read_norm="unit",
+        keys="previous",
+        read_start="writes",
+    ),
     chunk_size=CHUNK_SIZE,
     weight_by_gate=False,
 )

@@ -73,7 +73,7 @@ def test_a_bfloat16_checkpoint_goes_on_in_float32(tmp_path):
     np.testing.assert_array_equal(read["embedding"][...], saved.params["embedding"][...])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_bfloat16_model_follows_the_losses_of_float32():
     """60 steps at 1e-5, all weights of the same start, two micro-batches."""
     start = initial(HALF, None)

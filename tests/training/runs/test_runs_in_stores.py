@@ -160,8 +160,7 @@ def test_a_run_in_use_is_refused_before_anything_is_compiled(monkeypatch):
         assert Store(address).sizes() == {}
 
 
-@pytest.mark.slow_cases("s3")
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SERVED)
 def test_two_processes_train_in_a_bucket_and_go_on_there_as_on_a_disk(kind, tmp_path, monkeypatch):
     """Each process has half of the weights and of the moments, in a folder of its own."""

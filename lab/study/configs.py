@@ -39,8 +39,8 @@ _FWMLP = FastWeightConfig(
     weight_by_gate=False,
 )
 
-# As many slots as FwPKM's, as many of them read, and the gate mixes read and value alike. A value is
-# paired with the token before, as in FwPKM, and the map to reads begins as that to writes.
+# As many slots as FwPKM's, as many of them read, and the gate mixes read and value alike. A value
+# is paired with the token before, as in FwPKM, and the map to reads begins as that to writes.
 _SDM = FastWeightConfig(
     rule=SDM(
         num_subkeys=128,

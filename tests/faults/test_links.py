@@ -173,7 +173,7 @@ def test_a_file_that_is_no_lock_is_not_taken_for_one(fault, tmp_path):
         assert (tmp_path / "x.bin.lock").read_text() == PRECIOUS
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_export_deletes_no_folder_of_the_users(fault, unbroken, tmp_path):
     mine = tmp_path / "out.partial"
     mine.mkdir()

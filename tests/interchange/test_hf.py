@@ -288,7 +288,7 @@ def test_an_import_and_an_export_give_the_folder_again(folder, tmp_path, capsys)
     assert "out exists; choose a folder" in capsys.readouterr().err
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_folders
 def test_a_model_leaves_with_memories_and_merged_updates_and_comes_back(tmp_path):
     folder, run, out = SHARED / "qwen3_5", tmp_path / "run", tmp_path / "out"

@@ -349,12 +349,10 @@ def run_page(folder, tmp_path, monkeypatch, capsys):
     Path("notes.txt").write_text("My cat is called Tom.")
     monkeypatch.setattr("sys.stdin", io.StringIO("Where is it?\n/memory\n/quit\n"))
 
-    def run(*, but=()):
+    def run():
         said = {}
         for command in page_commands():
             assert command[0] == "fwpkm"
-            if command[1] in but:
-                continue
             assert program.main(command[1:]) == 0, capsys.readouterr().err
             said[" ".join(command[1:3])] = capsys.readouterr().out
         return said
@@ -362,12 +360,15 @@ def run_page(folder, tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.thorough
-def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(run_page, capsys):
-    said = run_page()
+def assert_as_told(said):
     assert "slow weights" in said["train --base"]
     assert "rows written" in said["chat runs/qwen_memory"]
     assert "The memory 'alice' is saved." in said["chat runs/qwen_memory"]
+
+
+@pytest.mark.slow
+def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(run_page, capsys):
+    assert_as_told(run_page())
     assert list(Path("runs/qwen_memory/memories").iterdir())
     data = load_run("runs/qwen_memory").experiment.data
     assert load_tokenizer(data.tokenizer).eos_id == 256
@@ -417,7 +418,7 @@ def test_the_tutorials_lines_in_pytorch_take_its_memory_there_and_back(
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
-    run_page(but=("eval", "chat"))
+    assert_as_told(run_page())
     memories = Path("runs/qwen_memory/memories")
     alice, bob = (memories / f"{name}.safetensors" for name in ("alice", "bob"))
     bob.unlink()  # The page's last command has begun it without PyTorch.

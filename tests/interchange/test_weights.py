@@ -136,7 +136,7 @@ def test_tensors_that_do_not_fit_are_named(weights):
         to_release(weights_of(MODEL, groups=2), MODEL)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_commands_show_a_terminal_how_far_they_are(
     experiment, weights, tmp_path, capsys, monkeypatch
 ):

@@ -108,7 +108,7 @@ def test_no_gradient_of_the_table_is_made_unless_asked_for(kernel):
     assert asked  # So the search finds what it looks for.
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_additions_leave_other_rows_and_the_cotangent_of_the_table_alone():
     arrays = sample_add(SMALL, jnp.float32)
     direction = jax.random.normal(jax.random.key(3), arrays["values"].shape)

@@ -26,8 +26,7 @@ MATRIX_VARIANTS = {
 }
 
 
-@pytest.mark.slow_cases("fwpkm_retention", "titans", "fwmlp", "sdm")
-@pytest.mark.thorough
+@pytest.mark.thorough("fwpkm")
 @pytest.mark.parametrize("rule", INSTANCES.values(), ids=INSTANCES)
 def test_a_rule_keeps_its_contract(rule):
     names = [name for name in rule_properties(rule) if name not in DOCUMENT_PROPERTIES]

@@ -109,8 +109,7 @@ def test_eight_devices_train_as_one(runs):
     assert moved_tables(runs["columns"], {SLOTS, SLOTS // 2}) == []
 
 
-@pytest.mark.slow_cases("independent")
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["independent", "slots"])
 def test_two_and_four_devices_train_as_one(all_runs, name):
     assert_same_training(all_runs[name], all_runs["one"])

@@ -100,7 +100,7 @@ def test_step_follows_the_gradient_of_the_slow_weights_alone(per_sequence):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_memory_of_a_state_is_the_start_that_a_step_has_trained():
     rule = SDM(num_subkeys=4, value_dim=8, num_writes=2, num_reads=2, first_table="learned")
     fast_weight = dataclasses.replace(MODEL.fast_weight, rule=rule)
@@ -314,7 +314,7 @@ def test_the_address_loss_draws_a_question_to_its_statement():
         take_step(drawn, sample_batch())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_address_loss_is_logged_and_moves_the_weights():
     batch = sample_batch() | {"answer_distance": np.zeros((4, 16), np.int32)}
     batch["answer_distance"][:, 9] = 5

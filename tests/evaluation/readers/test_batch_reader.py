@@ -77,7 +77,7 @@ def writing(model, memory):
     return nats(reader_of(model, memory).log_likelihoods(TEXTS))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_each_text_has_the_score_that_it_has_alone(model, memory, writing):
     np.testing.assert_allclose(writing, alone(model, memory, TEXTS), atol=2e-4)
 

@@ -79,7 +79,7 @@ def assert_close(actual, expected):
     )
 
 
-@pytest.mark.thorough("[4, 3, 2]")
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [[LENGTH], [1] * LENGTH, [4, 3, 2]], ids=str)
 def test_a_stream_of_any_cut_equals_the_pass(lengths):
     x, memory = tokens(), written_memory()
@@ -116,7 +116,7 @@ def learned_layer():
     return FastWeight(config, MODEL, init_std=0.5, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_learned_table_is_where_memories_begin_and_go_back_to():
     learned, x = learned_layer(), jnp.asarray(tokens(3))
     starts = jnp.zeros((BATCH, LENGTH), bool).at[:, jnp.array([0, 5])].set(True)

@@ -84,7 +84,7 @@ PACKED_NAMES = [
 ]
 
 
-@pytest.mark.thorough("attention", "window", "gdn", "titans")
+@pytest.mark.thorough("window", "gdn", "titans")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mixer_keeps_its_contract(name):
     names = [p for p in MIXER_PROPERTIES if not p.startswith(PACKED)]

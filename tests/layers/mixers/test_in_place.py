@@ -26,7 +26,7 @@ class Trained(InPlaceConfig):
         return layer
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_targets_of_a_convolution_keep_the_contract_of_a_mixer():
     """At any cut, with padding and in documents: targets reach two tokens to either side."""
     check_mixer(Trained(**SMALL, target="convolution"))

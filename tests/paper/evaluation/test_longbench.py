@@ -242,7 +242,7 @@ def test_samples_beyond_the_limits_are_left_out(folder):
     assert len(tokenize_task(limited, "musique", BYTES)) == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_suite_reads_a_folder_and_writes_everything(model, memory, folder, capsys):
     data = TextData(train_paths=("unused.txt",), length=16)
     subject = Subject(

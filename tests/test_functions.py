@@ -148,7 +148,7 @@ def test_a_matrix_memory_is_its_rule(name, size):
     assert_equal_with_gradients(function, definition, *arrays, atol=1e-8)
 
 
-@pytest.mark.thorough("False-ids0", "False-ids1")
+@pytest.mark.thorough
 @pytest.mark.parametrize("ids", [[1, 1, 1, 1, 2, 2, 0, 0], [0, 0, 1, 1, 1, 1, 2, 2]])
 @pytest.mark.parametrize("with_state", [False, True])
 def test_padding_changes_no_memory(ids, with_state):

@@ -126,7 +126,7 @@ def test_a_path_that_reads_nothing_cannot_pass():
 SHIFTS = {0: "pass", 1: "fail", -1: "fail"}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough("1", "-1")
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_labels_shifted_by_one_are_named(subject, shift):
     logits = whole_pass(subject.model, subject.memory)

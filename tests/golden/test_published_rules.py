@@ -57,7 +57,7 @@ def test_comba_matches_the_published_code(form, dtype):
     file.assert_matches(results | {"output": output, "after": after})
 
 
-@pytest.mark.slow
+@pytest.mark.thorough("float64-run")
 @each_form
 def test_rwkv7_matches_the_authors_numpy_code(form, dtype):
     file = vectors.open_file(FOLDER / "rwkv7.npz", dtype)

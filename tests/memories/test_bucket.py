@@ -233,8 +233,7 @@ def test_a_failed_upload_leaves_the_memory_of_before(folder, model, state, monke
         assert_same(memories.load(folder, "alice", model), new)
 
 
-@pytest.mark.slow
-@pytest.mark.slow_cases("gs")
+@pytest.mark.thorough("memory")
 def test_a_deletion_that_failed_is_not_made_up_for_by_another_change(
     folder, model, state, monkeypatch
 ):
@@ -286,8 +285,7 @@ def test_a_reader_whose_memory_changes_meanwhile_reads_the_new_one(
             assert_same(memories.load(folder, "bob", model), new)
 
 
-@pytest.mark.slow
-@pytest.mark.slow_cases("gs")
+@pytest.mark.thorough("memory")
 def test_a_base_goes_after_the_last_memory_that_needs_it(folder, model, state, monkeypatch):
     memories.save(folder, "alice", state, model=model)
     memories.fork(folder, "alice", "bob")
@@ -323,8 +321,7 @@ def test_forks_and_deletes_wait_for_each_other(monkeypatch, model, state):
         assert memories.names(folder) == ("alice", "bob")
 
 
-@pytest.mark.slow
-@pytest.mark.slow_cases("gs")
+@pytest.mark.thorough("memory")
 def test_a_list_reads_headers_alone_and_names_what_is_damaged(folder, model, state, monkeypatch):
     memories.save(folder, "alice", state, model=model)
     memories.fork(folder, "alice", "bob")
@@ -349,8 +346,7 @@ def test_a_list_reads_headers_alone_and_names_what_is_damaged(folder, model, sta
     assert store.read("notes.txt") == b"mine"
 
 
-@pytest.mark.slow
-@pytest.mark.slow_cases("gs")
+@pytest.mark.thorough("memory")
 def test_while_a_memory_is_held_what_is_known_is_not_read_again(folder, model, state, monkeypatch):
     memories.save(folder, "start", state, model=model)
     memories.fork(folder, "start", "alice")

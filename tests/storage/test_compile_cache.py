@@ -141,9 +141,7 @@ def test_programs_in_a_bucket_are_found_by_another_machine(kind, machine, monkey
         assert name.startswith(f"{os.uname().machine}-")
 
 
-@pytest.mark.thorough(
-    "cut-disk", "empty-disk", "zeros-disk", "bit-disk", "garbage that unpacks-disk"
-)
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["disk", "memory"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "zeros", "bit", "garbage that unpacks"])
 def test_a_damaged_program_is_named_in_one_line_and_replaced(

@@ -221,7 +221,6 @@ def test_a_lock_of_the_silent_is_taken_over(place, patience, elsewhere):
     second.release()
 
 
-@pytest.mark.slow
 @pytest.mark.slow_cases("gs")
 def test_a_holder_that_is_known_to_be_gone_is_not_waited_for(place):
     record = {**lock_module._record(), "pid": 2**22 + 1}  # No system has so many.
@@ -232,7 +231,6 @@ def test_a_holder_that_is_known_to_be_gone_is_not_waited_for(place):
 
 
 # What a client of gs:// says of nine megabytes in one piece.
-@pytest.mark.slow
 @pytest.mark.slow_cases(
     "gs-bytes",
     "gs-large",

@@ -88,7 +88,7 @@ def model():
     return make_model(ONE)
 
 
-@pytest.mark.by_default("0-503", thorough=[])
+@pytest.mark.by_default("0-503", thorough=["0-cut"])
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("part", PARTS)
 def test_no_request_that_fails_costs_a_memory(address, model, part, how, monkeypatch):

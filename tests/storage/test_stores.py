@@ -88,8 +88,7 @@ def test_conditional_writes_hold(address):
     assert store.sizes() == {}
 
 
-@pytest.mark.slow
-@pytest.mark.slow_cases("gs")
+@pytest.mark.thorough("memory")
 def test_of_many_that_create_at_once_one_does(address):
     won, start = [], threading.Barrier(8)
 

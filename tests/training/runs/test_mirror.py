@@ -206,8 +206,7 @@ def test_a_damaged_marker_is_no_checkpoint(monkeypatch, marker, caplog):
         assert "memory://bucket/run/checkpoints/10" in caplog.text
 
 
-@pytest.mark.slow
-@pytest.mark.slow_cases("gs")
+@pytest.mark.thorough("memory")
 def test_a_checkpoint_that_was_set_aside_stays_in_the_bucket_and_its_step_is_saved_again(address):
     train_to(address, 20)
     before = {x for x in Store(address).sizes() if x.startswith("checkpoints/20-")}
@@ -231,8 +230,7 @@ def test_a_checkpoint_that_was_set_aside_stays_in_the_bucket_and_its_step_is_sav
     assert before <= set(Store(address).sizes())
 
 
-@pytest.mark.slow
-@pytest.mark.slow_cases("gs")
+@pytest.mark.thorough("memory")
 def test_a_reader_writes_back_what_it_made(address):
     train_to(address, 20)
     with run_folder(address) as folder:
@@ -244,8 +242,7 @@ def test_a_reader_writes_back_what_it_made(address):
         pass
 
 
-@pytest.mark.slow
-@pytest.mark.slow_cases("gs")
+@pytest.mark.thorough("memory")
 def test_memories_of_a_run_are_left_to_their_own_sessions(address):
     Store(address).write("memories/ana.safetensors", b"ana")
     train_to(address, 20)
@@ -331,8 +328,7 @@ def test_a_checkpoint_of_two_processes_is_whole_once_both_have_written(address, 
 
 
 # Orbax leaves its other readers behind when one fails.
-@pytest.mark.slow
-@pytest.mark.slow_cases("gs")
+@pytest.mark.thorough("memory")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_first_process_that_fails_waits_for_the_parts_of_others_but_not_long(
     address, monkeypatch, caplog

@@ -31,6 +31,8 @@ TEXTS = {
     "SDM": ("study_sdm_cpu.jsonl", "gdn_swa__sdm__open"),
 }
 """Files of the models of text, and the names of the runs in them."""
+KEPT = {"FwPKM": "retention_open_cpu.jsonl", "SDM": "retention_sdm_cpu.jsonl"}
+STATES = "state_tracking_sdm_cpu.jsonl"
 
 
 def runs(memory: str) -> list[Line]:
@@ -53,17 +55,37 @@ def rates(memory: str) -> list[float]:
     return sorted(found)
 
 
-def numbers_in_text(memory: str) -> tuple[Estimate, Estimate]:
-    """Of haystacks that one training read four times and was asked for in the words of training:
-    the share of right numbers, and of right first digits chosen among the ten."""
+def numbers_in_text(memory: str, words: str = "of training") -> tuple[Estimate, Estimate]:
+    """Of haystacks that one training read four times and was asked for in these words: the share of
+    right numbers, and of right first digits chosen among the ten."""
     (line,) = (
         line
         for line in lines_of(NUMBERS[memory])
-        if (line["words"], line["readings"]) == ("of training", 4)
+        if (line["words"], line["readings"]) == (words, 4)
     )
     asked, right = line["samples"], (line["exact"], line["digits"][0])
     exact, first = (Estimate(one / asked, *wilson(one, asked)) for one in right)
     return exact, first
+
+
+def kept(memory: str, after: str) -> Estimate:
+    """Share of a hundred facts, told to the models of text, that is right at this moment, by the
+    write of the training: over seeds, or over the answers of one training."""
+    found = [
+        line["facts"][after]
+        for line in lines_of(KEPT[memory])
+        if (line["measure"], line["method"]) == ("facts", "plain")
+    ]
+    if len(found) > 1:
+        return share_over_seeds([one["exact"] for one in found])
+    return Estimate(found[0]["exact"], *found[0]["interval"])
+
+
+def states(memory: str, group: str) -> Estimate:
+    """Share of right labels within the length of training, over seeds."""
+    name = {"FwPKM": "fwpkm", "SDM": "sdm_heads"}[memory]
+    lines = [x for x in lines_of(STATES) if (x["rule"], x["group"]) == (name, group)]
+    return share_over_seeds([line["spans"][0]["accuracy"] for line in lines])
 
 
 def of_text(memory: str) -> list[Line]:

@@ -47,7 +47,7 @@ def whole_pass(graphdef, params, memory, tokens):
     return out.memory, {layer: facts.gate for layer, facts in out.info.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_histograms_count_every_gate_while_one_memory_is_carried_on(model, memory, result):
     gates: dict[str, list] = {"books": [], "web": []}
     for name, batch in (("books", [0, 1]), ("books", [2]), ("web", [0, 1])):

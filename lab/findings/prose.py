@@ -227,8 +227,8 @@ def _sdm() -> tuple[str, ...]:
     assert isinstance(shipped, SDM)
     return (
         f"{shipped.num_slots:,} slots of {shipped.value_dim} numbers each, of which a token reads"
-        f" {shipped.num_reads}; SDM also writes {shipped.num_writes}. SDM's training stopped its"
-        f" schedule at {asked_of_sdm['steps']} updates",
+        f" {shipped.num_reads}; SDM also writes {shipped.num_writes}. Both trainings of"
+        f" the first row stopped their schedule at {asked_of_sdm['steps']} updates",
         f"{rule.num_slots:,} slots of {rule.value_dim} numbers, of which a token writes"
         f" {rule.num_writes} and reads {rule.num_reads}",
         f"the {study.training.steps} steps are the same",
@@ -241,6 +241,7 @@ def _sdm() -> tuple[str, ...]:
         f"one table of {rows**2} slots of {about['width']} numbers",
         f"reads the {rows} slots that it writes and {rows} others",
         f"Both read about {reads.pop()} kB",
+        f"follows products of {lines_of(sdm.STATES)[0]['settings']['length']} tokens",
     )
 
 
@@ -441,6 +442,9 @@ SET: dict[str, tuple[str, ...]] = {
     ),
     "sdm.md": (
         "A FwPKM token reads 8 slots",
+        # Of a training before the settings; its lines are not kept.
+        "none of the 25 questions (a loss of 1.59 at the end of training)",
+        "chance is 1/2 and 1/6",
         "FwPKM's rate of 1e-2 had not begun to learn after 40 updates",
         "at 3.16e-3 it had just begun to learn after 40 updates, at 1e-2 it had not after 80",
     ),

@@ -23,6 +23,7 @@ from lab.findings.stored import (
 LINES = "mqar_sdm_cpu.jsonl"
 LAYER = "sdm_layer_cpu.jsonl"
 TIMES = "layer_sdm_cpu.json"
+CHUNK = "sparse_delta_cpu.json"
 MEMORIES = {"FwPKM": "fwpkm_16", "SDM": "sdm_heads"}
 """Names of memories in the lines, by what they are called here."""
 NUMBERS = {"FwPKM": generalise.SMALL, "SDM": "other_words_sdm_cpu.jsonl"}
@@ -159,7 +160,7 @@ def table() -> str:
         ["facts in text, after fifty others", *_kept("facts_10"), "3, 1"],
         ["unseen books, nats per byte", *_two(*(over_seeds(nats(x)) for x in TEXTS)), "3, 1"],
         ["parity of up to 32 bits", *_two(*(states(x, "parity") for x in MEMORIES)), "3, 3"],
-        ["microseconds per token, with gradients", *_times("train"), ""],
+        ["microseconds of a layer per token, with gradients", *_times("train"), ""],
     ]
     return markdown(["task", *MEMORIES, "seeds"], rows)
 
@@ -173,9 +174,21 @@ def results() -> str:
         ["the same, after 30 other texts", *_kept("text_30"), "3, 1"],
         ["new facts, told once after the texts", *_kept("new_1"), "3, 1"],
         ["permutations of 3, up to 32", *_two(*(states(x, "s3") for x in MEMORIES)), "3, 3"],
-        ["microseconds per token, forward", *_times("forward"), ""],
+        ["microseconds of a layer per token, forward", *_times("forward"), ""],
+        ["the default config's training, tokens per second", *map(_speed, MEMORIES), ""],
     ]
     return markdown(["task", *MEMORIES, "seeds"], rows)
+
+
+def _speed(memory: str) -> str:
+    (line,) = (x for x in lines_of(LAYER) if x["memory"] == memory and "tokens_per_second" in x)
+    return f"{np.median(line['tokens_per_second']):,.0f}"
+
+
+def chunk(slots: int) -> tuple[float, float]:
+    """A chunk's milliseconds by the clock on one core, alone and relative to the sum of its parts."""
+    (row,) = (row for row in document_of(CHUNK)["rows"] if row["slots"] == slots)
+    return row["milliseconds"]["chunk"], row["of_parts"]
 
 
 def _kept(after: str) -> list[str]:
@@ -216,6 +229,10 @@ def notes() -> str:
             f" {losses[0]:.2f} nats with FwPKM and {losses[1]:.2f} with SDM. Unseen books cost the"
             f" same backbone without a memory {backbone:.3f} nats: learning to answer has its price"
             " in text, and SDM pays more of it.",
+            f"- A chunk of 64 tokens that write 64 slots each of {65536:,}, of 256 numbers, takes"
+            f" {chunk(65536)[1]:.2f} times the sum of its own parts (gather, products,"
+            f" solve, scatter, timed alone) on one core; of {2**20:,} slots it takes"
+            f" {chunk(2**20)[0] / chunk(2**14)[0]:.2f} times as long as of {2**14:,}.",
             "- Processor time is that of a layer with one table of 1,024 slots of 64 numbers, 8 of"
             " which a token reads, and 8 of which it writes. The machine did other work at the same"
             " time.",

@@ -186,7 +186,7 @@ def _speed(memory: str) -> str:
 
 
 def chunk(slots: int) -> tuple[float, float]:
-    """A chunk's milliseconds by the clock on one core, alone and relative to the sum of its parts."""
+    """A chunk's milliseconds by the clock on one core, and their ratio to the sum of its parts."""
     (row,) = (row for row in document_of(CHUNK)["rows"] if row["slots"] == slots)
     return row["milliseconds"]["chunk"], row["of_parts"]
 

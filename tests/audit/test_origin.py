@@ -39,6 +39,7 @@ def questions(facts) -> Questions:
     return questions_of(facts.data, texts=3, length=None, seed=0)
 
 
+@pytest.mark.thorough
 def test_facts_stand_at_every_depth_and_their_values_once(questions):
     depths = [[one.stated / 32 for one in asked] for asked in questions.questions]
     assert all(

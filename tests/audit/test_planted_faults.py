@@ -58,6 +58,7 @@ def line_of(subject):
     return causality("whole pass", way.path(program), tokens, [7, 8, 12], **options)
 
 
+@pytest.mark.thorough
 def test_a_sound_model_passes_bit_for_bit(subject):
     line = line_of(subject)
     assert line.verdict == "pass"
@@ -79,6 +80,7 @@ def test_attention_that_sees_one_token_ahead_is_named():
     assert line.text.endswith("without any memory layer: attention or another mixer sees ahead.")
 
 
+@pytest.mark.thorough
 def test_a_memory_that_sees_one_token_ahead_is_named():
     subject = make_subject()
     ahead(subject.model.blocks[0].memory)

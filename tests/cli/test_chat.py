@@ -75,7 +75,7 @@ def test_what_waits_is_written_before_a_question_is_read(text_run):
     assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (now, before)), strict=True))
 
 
-@pytest.mark.by_default("False")
+@pytest.mark.thorough
 @pytest.mark.parametrize("write", [True, False])
 def test_what_is_read_is_written_at_once_and_never_without_writing(text_run, write):
     talk = Conversation(text_run, write=write)

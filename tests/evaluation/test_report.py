@@ -61,6 +61,7 @@ def train(run: Path) -> None:
     write_json(run / "results.json", {"parameters": 8024, "memory_parameters": 192})
 
 
+@pytest.mark.thorough
 def test_everything_is_in_one_file_that_loads_nothing(run):
     train(run)
     write_json(run / "results" / "recall.json", result(39))

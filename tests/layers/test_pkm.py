@@ -49,6 +49,7 @@ def by_search(layer, x):
     return plain_linear(read, layer.out_proj), slots
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [{}, {"query_norm": False}, {"gated": False}, {"num_heads": 1, "top_k": 4}],

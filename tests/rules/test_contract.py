@@ -41,7 +41,7 @@ def test_documents_of_a_row_are_read_and_written_as_alone(rule, name):
     check_rule(INSTANCES[rule], properties=[name])
 
 
-@pytest.mark.by_default("gated_deltanet", thorough=["falcon3a"])
+@pytest.mark.thorough("gated_deltanet", "falcon3a")
 @pytest.mark.parametrize("rule", MATRIX_VARIANTS.values(), ids=MATRIX_VARIANTS)
 def test_a_matrix_rule_keeps_its_contract(rule):
     check_rule(rule)

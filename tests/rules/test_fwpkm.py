@@ -220,6 +220,7 @@ def test_a_chunk_without_any_target_moves_the_keys_alone(length):
     assert np.any(after.keys != memory.keys)
 
 
+@pytest.mark.thorough
 def test_the_written_change_is_measured():
     rule = FwPKM.tiny()
     memory, chunk = one_chunk(rule)

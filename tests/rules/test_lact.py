@@ -89,6 +89,7 @@ def test_a_chunk_of_padding_leaves_the_memory_bit_for_bit():
     chex.assert_trees_all_equal(after, written)
 
 
+@pytest.mark.thorough
 def test_weights_keep_the_norms_of_their_rows():
     start, *_, last = steps(init_memory(RULE, jnp.float64), *(sample(seed=s) for s in range(3)))
     assert np.max(np.abs(last.weights.gate - start.weights.gate)) > 0.1

@@ -477,7 +477,7 @@ DECAYING = [
 between two reflections."""
 
 
-@pytest.mark.by_default("gated_deltanet2")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", DECAYING)
 @jax.enable_x64(False)
 def test_a_decay_near_1_forgets_the_right_share_in_single_precision(name):

@@ -43,6 +43,7 @@ def interrupt(number):
     return validate
 
 
+@pytest.mark.thorough
 def test_run_directory_tells_everything_about_the_run(unbroken):
     directory, result = unbroken.directory, unbroken.result
     assert result.status == "finished"
@@ -61,6 +62,7 @@ def test_run_directory_tells_everything_about_the_run(unbroken):
     assert checkpoint_steps(directory / "checkpoints") == [10, 15, 20]
 
 
+@pytest.mark.thorough
 def test_every_step_has_one_record(unbroken):
     records = read_records(unbroken.directory)
     assert [record["step"] for record in records] == list(range(1, 21))
@@ -71,6 +73,7 @@ def test_every_step_has_one_record(unbroken):
     assert records[-1]["valid/loss"] == unbroken.result.results["validation"]["loss"]
 
 
+@pytest.mark.thorough
 def test_plain_lines_come_every_log_every_steps(unbroken):
     lines = unbroken.printed.splitlines()
     assert [line.split()[1] for line in lines if " ETA " in line] == ["10/20", "20/20"]
@@ -91,6 +94,7 @@ def test_plain_lines_come_every_log_every_steps(unbroken):
     assert lines[3].startswith("Compiled the training step in")
 
 
+@pytest.mark.thorough
 def test_training_lowers_the_loss(unbroken):
     losses = [record["loss"] for record in read_records(unbroken.directory)]
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.1
@@ -173,6 +177,7 @@ def test_fewer_steps_than_done_are_refused(unbroken):
         train(fewer, stream=io.StringIO())
 
 
+@pytest.mark.thorough
 def test_the_schedule_that_a_run_began_with_may_be_kept(unbroken, tmp_path):
     (tmp_path / "config.json").write_text((unbroken.directory / "config.json").read_text())
     longer = replace(unbroken.experiment, tmp_path, steps=30)
@@ -206,6 +211,7 @@ def test_a_directory_with_other_files_is_refused(unbroken, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.thorough
 def test_a_vocabulary_smaller_than_the_datas_is_refused(unbroken, tmp_path):
     model = dataclasses.replace(unbroken.experiment.model, vocab_size=5)
     experiment = dataclasses.replace(unbroken.experiment, model=model, run_dir=str(tmp_path / "x"))

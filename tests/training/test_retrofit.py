@@ -214,6 +214,7 @@ def test_what_does_not_go_with_the_base_is_refused(base, tmp_path):
         parse_command_line(["--base", str(base)], default="recall")
 
 
+@pytest.mark.thorough
 def test_one_option_puts_memories_into_a_run_and_trains_them_alone(base):
     command = ["--base", str(base), "--add_memory", "--run_dir", str(base.parent / "added")]
     found = parse_command_line(command, default="recall")

@@ -215,6 +215,7 @@ def test_carried_memory_goes_through_the_micro_batches_and_on_to_the_next_step()
     assert max(jax.tree.leaves(changes)) > 0
 
 
+@pytest.mark.thorough
 def test_labels_of_weight_zero_do_not_count():
     batch = sample_batch()
     batch["loss_weight"] = np.zeros_like(batch["loss_weight"])

@@ -31,7 +31,7 @@ def call(cache, query, key, value, positions):
     return output, put_in_ring(cache, key, value, positions=positions, after=output)
 
 
-@pytest.mark.by_default("lengths1")
+@pytest.mark.thorough
 @pytest.mark.parametrize("lengths", [[2, 3, 2, 6], [6, 6, 1]])
 def test_any_cut_sees_the_latest_tokens(lengths):
     query, key, value = sample()

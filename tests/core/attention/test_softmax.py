@@ -204,7 +204,7 @@ def test_on_a_gpu_auto_logs_why_it_is_not_cudnn(dtype, head, named, monkeypatch,
         whole_sequence_attention(*arrays, positions=positions, window=2, backend="cudnn")
 
 
-@pytest.mark.by_default("3")
+@pytest.mark.thorough
 @pytest.mark.parametrize("window", [None, 3])
 def test_cudnn_is_asked_for_the_same_window_and_padding(window, monkeypatch):
     """cuDNN itself needs a GPU; here its place is taken by the same call's plain implementation."""

@@ -15,6 +15,7 @@ from fwpkm_jax.core.slots.options.overlay import (
 )
 
 
+@pytest.mark.thorough
 def test_each_slot_that_is_reached_gets_one_row_and_padding_none():
     base = np.random.default_rng(0).normal(size=(1, 9, 3)).astype(np.float32)
     tables = np.repeat(base, 2, axis=0)

@@ -126,6 +126,7 @@ def test_a_damaged_file_is_never_taken_for_a_checkpoint(copied, abstract, unbrok
     assert skipped >= 4  # At the least params, optimizer, memory and position.
 
 
+@pytest.mark.thorough
 def test_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(copied, abstract, caplog):
     shutil.rmtree(copied / "20" / "params")
     with (
@@ -143,6 +144,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(copied, abs
     assert int(read_checkpoint(copied, 20, abstract).state.step) == 20
 
 
+@pytest.mark.thorough
 def test_losing_another_process_while_reading_is_no_damage(copied, abstract, monkeypatch):
     @contextlib.contextmanager
     def together():
@@ -158,6 +160,7 @@ def test_losing_another_process_while_reading_is_no_damage(copied, abstract, mon
     assert checkpoint_steps(copied) == [10, 15, 20]
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_was_never_completed_is_named_and_passed_over(copied, abstract, caplog):
     half = copied / "25.orbax-checkpoint-tmp"
     shutil.copytree(copied / "20" / "params", half / "params.orbax-checkpoint-tmp")
@@ -170,6 +173,7 @@ def test_a_checkpoint_that_was_never_completed_is_named_and_passed_over(copied, 
     assert not half.exists()
 
 
+@pytest.mark.thorough
 def test_no_whole_checkpoint_is_an_error_and_none_at_all_a_new_run(copied, abstract, tmp_path):
     for step in (10, 15, 20):
         shutil.rmtree(copied / str(step) / "memory")
@@ -196,6 +200,7 @@ def test_the_newest_and_the_best_are_kept(unbroken, tmp_path):
     assert find_step(tmp_path, None) == 6
 
 
+@pytest.mark.thorough
 def test_saving_is_not_disturbed_by_steps_that_reuse_the_arrays(unbroken, abstract, tmp_path):
     overwrite = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0, tree), donate_argnums=0)
     state = jax.tree.map(jnp.array, unbroken.result.state._replace(rng=jnp.zeros(())))
@@ -206,6 +211,7 @@ def test_saving_is_not_disturbed_by_steps_that_reuse_the_arrays(unbroken, abstra
     assert_same_state(read_checkpoint(tmp_path, 20, abstract).state, unbroken.result.state)
 
 
+@pytest.mark.thorough
 def test_best_needs_a_validation(unbroken, tmp_path):
     with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
         checkpoints.save(unbroken.result.state, data_position={}, config={})
@@ -222,6 +228,7 @@ def test_values_out_of_range_are_named():
         CheckpointConfig(keep=1)
 
 
+@pytest.mark.thorough
 def test_the_next_interface_of_orbax_reads_our_checkpoints(unbroken):
     newest = unbroken.directory / "checkpoints" / "20"
     params = nested(unbroken.result.state.params)

@@ -55,6 +55,7 @@ def test_a_directory_that_cannot_be_written_to_is_refused(capsys, tmp_path, monk
     assert list(run.iterdir()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", ["a rule that is gone", "a field that is gone", "no field"])
 def test_a_run_of_another_version_is_refused_in_one_line(capsys, unbroken, tmp_path, change):
     run = tmp_path / "run"
@@ -75,6 +76,7 @@ def test_a_run_of_another_version_is_refused_in_one_line(capsys, unbroken, tmp_p
         assert "another version of fwpkm_jax wrote this run (commit 6fbd989)" in line
 
 
+@pytest.mark.thorough
 def test_another_configuration_is_refused_with_the_runs_own_command(unbroken, tmp_path):
     sessions = json.loads((unbroken.directory / "environment.json").read_text())["sessions"]
     assert sessions[0]["command"] == sys.argv

@@ -98,6 +98,7 @@ def test_a_run_that_fails_is_marked_on_wandb(unbroken, tmp_path, wandb):
     assert wandb.ended == [1]
 
 
+@pytest.mark.thorough
 def test_wandb_that_does_not_start_is_one_line(unbroken, tmp_path, wandb, monkeypatch):
     def init(**settings):
         raise RuntimeError("api_key not configured\n(no-tty)")
@@ -148,6 +149,7 @@ def test_a_profile_longer_than_the_session_ends_with_it(unbroken, tmp_path):
     assert not (tmp_path / "short" / "profile").exists()
 
 
+@pytest.mark.thorough
 def test_a_profile_of_no_steps_is_refused(unbroken):
     with pytest.raises(ValueError, match="profile=0 is too small; use 1 or more"):
         dataclasses.replace(unbroken.experiment, profile=0)

@@ -174,6 +174,7 @@ def test_a_pickle_in_the_metrics_is_left_out(fault, canary, tmp_path, caplog):
         assert str(path) in caplog.text
 
 
+@pytest.mark.thorough
 def test_no_module_can_load_a_pickle():
     """Files of torch are read by torch alone, which loads no more than weights.
 

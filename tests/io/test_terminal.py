@@ -95,6 +95,7 @@ def test_addresses_are_refused_in_python_too():
         TextData(train_paths=("ftp://b/t",))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("scheme", "package"), [("s3", "s3fs"), ("gs", "gcsfs")])
 @pytest.mark.parametrize(
     "command",

@@ -136,6 +136,7 @@ def test_writing_changes_memories_and_later_logits_only():
         assert np.any(np.asarray(written.memory[name].values) != memory[name].values)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("position", [0, 5, LENGTH - 1])
 def test_a_token_changes_no_earlier_logits(position):
     _, memory = start()

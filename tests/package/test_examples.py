@@ -47,6 +47,7 @@ def registries():
         registry.update(content)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow_cases(
     "fwpkm_jax.functions.fwpkm",
     "fwpkm_jax.functions.product_key_lookup",

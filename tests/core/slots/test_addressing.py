@@ -63,6 +63,7 @@ def test_a_query_on_a_sub_key_scores_the_finite_maximum():
     np.testing.assert_allclose(scores[0, :, :, 1], -np.log(1e-3), rtol=1e-9)
 
 
+@pytest.mark.thorough
 @given(
     heads=st.integers(1, 2),
     subkeys=st.integers(1, 6),

@@ -304,7 +304,7 @@ def test_a_short_convolution_sums_each_channels_last_inputs(size, activation, fu
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_convolutions_state_holds_the_inputs_of_its_last_document():
     x, weight = drawn(2, 9, 3), drawn(4, 3, seed=1)
     whole = functions.short_convolution(x, weight)
@@ -417,7 +417,7 @@ def sparse_tokens(length, *, slots=7, writes=3, reads=2, value=4):
     }
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_sparse_delta_writes_and_reads_its_slots_and_starts_documents_from_zeros():
     given = sparse_tokens(9)
     table = given.pop("table")

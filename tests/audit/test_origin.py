@@ -233,7 +233,7 @@ def test_every_condition_asks_every_question(facts, questions):
     assert {one.written for one in found if one.distance > 9} == {True}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_memory_whose_reads_ignore_it_fails_and_one_that_adds_zero_is_skipped(facts, questions):
     memory_layer = facts.model.blocks[0].memory
     assert other_paths(facts, questions).verdict == "pass"

@@ -19,7 +19,7 @@ from fwpkm_jax.core.chunks import (
 )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @given(
     batch=st.integers(1, 3),
     num_chunks=st.integers(1, 3),

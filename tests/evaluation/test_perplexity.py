@@ -97,7 +97,7 @@ def test_a_document_in_pieces_equals_whole_segments(model, memory, length):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_writing_and_frozen_differ_and_their_difference_is_reported(model, memory):
     result = evaluate(model, memory, source(random_document(50)))
     on, off = (result.arrays[f"loss_{name}"] for name in ("writing", "frozen"))
@@ -132,7 +132,7 @@ def test_fast_weights_may_be_rounded_after_every_segment(model, memory):
         np.testing.assert_array_equal(leaf, leaf.astype(jnp.bfloat16).astype(jnp.float32))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_perplexity_weighs_tokens_and_not_documents(model, memory):
     result = evaluate(model, memory, source(random_document(40), random_document(5)))
     losses = result.arrays["loss_writing"]

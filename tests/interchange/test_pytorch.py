@@ -363,7 +363,7 @@ def test_what_the_programs_cannot_do_is_refused_by_name(exports, load, tmp_path)
         lm.train()(tokens)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_folder_has_programs_a_card_and_a_note(exports):
     _, folder, _ = exports("hybrid")
     out = folder / "out"

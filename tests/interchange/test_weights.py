@@ -160,7 +160,7 @@ def test_commands_show_a_terminal_how_far_they_are(
         assert errors.endswith("\r\x1b[K")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_weights_leave_a_run_and_come_back(experiment, weights, tmp_path):
     run = start_run(experiment, weights)
     folder = export_run(run, tmp_path / "exported")
@@ -192,7 +192,7 @@ def weights_with_groups(weights: Weights, groups: int) -> Weights:
     return weights._replace(memory=memory)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_command_imports_and_says_what_is_wrong(weights, tmp_path, capsys):
     config = tmp_path / "config.py"
     config.write_text(

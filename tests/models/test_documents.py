@@ -87,7 +87,7 @@ def test_documents_read_as_in_rows_of_their_own():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), again, d_params)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_no_token_is_paired_with_a_value_of_another_document():
     """The memory continues across documents; pairs across documents and padding do not write."""
 

@@ -40,7 +40,7 @@ def test_without_the_memorys_output_the_model_is_the_one_without_both():
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_query_depends_on_the_words_in_the_window_and_on_no_other():
     """The layer below sees two tokens, the mixer three, so a query sees the last four."""
     model = build(replace(MODEL, window=2))

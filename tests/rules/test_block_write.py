@@ -35,8 +35,7 @@ def blocks_of(chunk: AnyChunk, size: int, most: int) -> ChunkBlocks:
     return ChunkBlocks(block, jnp.int32(-(-length // size)), most)
 
 
-@pytest.mark.thorough("fwpkm")
-@pytest.mark.slow_cases("fwpkm_dot", "fwmlp")
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_blocks_write_what_the_chunk_writes(rule):

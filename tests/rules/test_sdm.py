@@ -122,7 +122,7 @@ def test_users_who_share_a_base_read_and_write_as_with_tables_of_their_own():
     assert np.all(np.isnan(last))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_documents_of_heads_begin_with_the_table_they_are_given_gradients_included():
     """In chunks as token by token; the second row begins with a document that goes on."""

@@ -119,7 +119,7 @@ def _counted(calls, name):
     return call
 
 
-@pytest.mark.thorough("memory")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_programs_in_a_bucket_are_found_by_another_machine(kind, machine, monkeypatch):
     compiled = []

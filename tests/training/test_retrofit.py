@@ -133,7 +133,7 @@ def test_before_the_first_step_logits_are_the_bases_bit_for_bit(base, tmp_path):
         np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_is_frozen_stays_and_takes_no_state(base, trained):
     run_dir, said, state = trained
     before, after = (named_leaves(load_run(folder).params) for folder in (base, run_dir))
@@ -167,7 +167,7 @@ def test_experts_are_balanced_in_training_and_the_loss_stays_the_cross_entropy(t
     assert all(line["loss"] < 6 for line in lines)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_checkpoints_refer_to_the_base_and_are_checked_against_it(trained, base, tmp_path):
     run_dir = trained[0]
     position = run_dir / "checkpoints" / "2" / "position"

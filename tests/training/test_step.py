@@ -280,7 +280,7 @@ def test_batches_that_do_not_split_are_refused(batch_size, micro_batches, groups
         )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_rows_of_documents_train_apart_in_any_micro_batches():
     """Segment ids reach the model with any micro-batches, and a step reports its padding."""
     memory, batch = MemoryConfig(groups=4, lifetime="batch"), sample_batch()

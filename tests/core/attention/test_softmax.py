@@ -54,7 +54,7 @@ def test_masked_attention_equals_a_plain_loop(window):
     np.testing.assert_allclose(output, expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     window=st.integers(1, 5),

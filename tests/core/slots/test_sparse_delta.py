@@ -112,7 +112,7 @@ def test_chunks_equal_the_page_gradients_included(chunk_size, decay, strongest):
         assert np.any(np.asarray(leaf) != 0)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_the_form_for_other_devices_gives_the_same():
     tables, tokens = sample(7)

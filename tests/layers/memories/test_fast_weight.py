@@ -284,8 +284,7 @@ def test_a_layer_without_a_use_for_the_gate_has_no_projection():
     assert arrays[True] - arrays[False] == {"gate_norm", "gate_proj"}
 
 
-@pytest.mark.slow_cases("fwmlp")
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fwpkm", "fwmlp"])
 def test_each_document_starts_from_the_memory_that_comes_in(name):
     """Reads, gradients and memories as of each document alone, wherever it lies in the row."""

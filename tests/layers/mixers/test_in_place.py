@@ -32,7 +32,7 @@ def test_targets_of_a_convolution_keep_the_contract_of_a_mixer():
     check_mixer(Trained(**SMALL, target="convolution"))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @jax.enable_x64(True)
 def test_a_stream_cut_within_a_target_equals_the_whole():
     layer = Trained(**SMALL, target="convolution").build(6, init_std=0.5, rngs=nnx.Rngs(0))

@@ -93,7 +93,7 @@ def test_another_configuration_is_refused_with_the_runs_own_command(unbroken, tm
     assert not (unbroken.directory / "lock").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_is_resumed_with_its_own_configuration_wherever_it_lies(unbroken, tmp_path):
     run = tmp_path / "moved"
     first = dataclasses.replace(

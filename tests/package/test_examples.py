@@ -34,7 +34,7 @@ LONGEST = {
     "fwpkm_jax.layers.memories.fast_weight.FastWeight",
     "fwpkm_jax.models.language_model.LanguageModel",
 }
-"""Examples that compile for a second or more."""
+"""Examples that compile for a second or more: weekly."""
 
 
 @pytest.fixture
@@ -48,15 +48,7 @@ def registries():
 
 
 @pytest.mark.thorough
-@pytest.mark.slow_cases(
-    "fwpkm_jax.functions.fwpkm",
-    "fwpkm_jax.functions.product_key_lookup",
-    "fwpkm_jax.functions.sparse_delta",
-    "fwpkm_jax.generation.continuous_batching.open_batch",
-    "fwpkm_jax.generation.generate.generate",
-    "fwpkm_jax.layers.memories.fast_weight.FastWeight",
-    "fwpkm_jax.models.language_model.LanguageModel",
-)
+@pytest.mark.slow_cases(*LONGEST)
 @pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_as_it_stands(name, tmp_path, monkeypatch):

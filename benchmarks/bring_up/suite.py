@@ -92,6 +92,9 @@ class Options:
     """Python with torch, triton and numpy, for `--peer`."""
     peer_fla: Path | None = None
     """Python with flash-linear-attention, timed beside the gated delta rule."""
+    peer_jla: bool = False
+    """Times the gated delta rule of jax-linear-attention, too, which must be installed; not with
+    size=tiny, because no CPU runs it."""
     peer_titans: Path | None = None
     """Python with titans-pytorch, timed beside the memory block."""
     real_model: Path | None = None
@@ -126,7 +129,8 @@ def parts(options: Options) -> dict[str, list[str]]:
     if options.peer_titans is not None:
         layer += ["--peer-titans", str(options.peer_titans)]
         layer += ["--peer-chunks", *(["16", "64"] if tiny else ["64", "512"])]
-    rule = ["--backends", "pallas", "--dtypes", "bfloat16", "--shapes", "paper", "paper_wide"]
+    backends = ["pallas", "jla"] if options.peer_jla else ["pallas"]
+    rule = ["--backends", *backends, "--dtypes", "bfloat16", "--shapes", "paper", "paper_wide"]
     if tiny:
         rule = ["--backends", "reference", "--dtypes", "bfloat16", "--shapes", "tiny"]
         rule += ["--block-s", "0.01"]

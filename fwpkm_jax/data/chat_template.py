@@ -32,7 +32,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     """
     pieces, size = [], 0
     try:
-        for piece in _environment().from_string(template).generate(values):
+        for piece in _compiled(template).generate(values):
             pieces.append(piece)
             size += len(piece)
             if size > MOST_TEXT:
@@ -46,6 +46,12 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         reason = str(error) if known else f"{type(error).__name__}: {error}"
         raise TemplateFailedError(reason[:1000]) from error
     return "".join(pieces)
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    """Compiled once: that takes longer than to fill it in."""
+    return _environment().from_string(template)
 
 
 @functools.cache

@@ -43,7 +43,7 @@ class SessionRows(Checked):
     """Each row of a session begins at a multiple of this many tokens, with padding before it. With
     the memory's chunk size, all that was told is written before a question reads."""
     answer_weight: NotNegative = 1.0
-    """Weight in the training loss of the tokens of answers."""
+    """Weight in the training loss of the tokens of answers, and of the one that ends each."""
     text_weight: NotNegative = 0.1
     """Weight of all other tokens."""
 
@@ -94,12 +94,17 @@ def read_sessions(
             )
         with file.open_at(0) as lines:
             for place, record in read_json_lines(lines, name=file.name):
-                yield _session(record, tokenizer, file.name, f"line {place.record + 1}")
+                yield session_of(record, tokenizer, file.name, f"line {place.record + 1}")
 
 
-def _session(
-    record: dict[str, Any], tokenizer: Tokenizer, name: str, place: str
+def session_of(
+    record: dict[str, Any], tokenizer: Tokenizer, name: str = "the session", place: str = ""
 ) -> list[SessionRow]:
+    """The rows of one record; `name` and `place` say in errors where it stands.
+
+    Raises:
+      OutsideFileError: the record is no session.
+    """
     rows: list[SessionRow] = []
     texts: list[str] = []
     for number, row in enumerate(_list(record, "rows", name, place), start=1):
@@ -253,7 +258,8 @@ class SessionSource:
             for answer in row.answers:
                 first = at + answer.start
                 last = first + len(answer.tokens)
-                weights[first:last] = config.answer_weight
+                # And what ends it, so that a model learns to stop.
+                weights[first : min(last + 1, end)] = config.answer_weight
                 if answer.told is not None:
                     distance[first:last] = first - starts[answer.told[0]] - answer.told[1]
             at = self._next(end)

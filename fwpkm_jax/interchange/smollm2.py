@@ -82,19 +82,22 @@ def model_file() -> Path:
     return files[0]
 
 
-def with_memory(base: Path, new: Path, *, weights: Path | None = None) -> None:
+def with_memory(
+    base: Path, new: Path, *, weights: Path | None = None, memory: FastWeightConfig = MEMORY
+) -> None:
     """Writes a run of an imported model with the memory in it.
 
     Args:
       new: directory of the new run.
       weights: a safetensors file; None: the shipped one.
+      memory: the memory's settings.
     """
     run, new = load_run(base), new.absolute()
     data = run.experiment.data
     assert isinstance(data, TextData), "a model with a tokenizer is imported with text"
     experiment = dataclasses.replace(
         run.experiment,
-        model=model_with_memory(run.experiment.model),
+        model=model_with_memory(run.experiment.model, memory),
         data=dataclasses.replace(data, tokenizer=str(new / IMPORTED / "tokenizer.json")),
         run_dir=str(new),
     )
@@ -113,8 +116,8 @@ def with_memory(base: Path, new: Path, *, weights: Path | None = None) -> None:
     start_run(experiment, like.replaced(arrays), add=keep)
 
 
-def model_with_memory(model: ModelConfig) -> ModelConfig:
+def model_with_memory(model: ModelConfig, memory: FastWeightConfig = MEMORY) -> ModelConfig:
     """The configuration of the model with the memory in it."""
     return dataclasses.replace(
-        model, memory_layers=(LAYER,), memory_mixer=MEMORY_MIXER, fast_weight=MEMORY
+        model, memory_layers=(LAYER,), memory_mixer=MEMORY_MIXER, fast_weight=memory
     )

@@ -19,6 +19,7 @@ from benchmarks import processes
 from benchmarks.bring_up import cases, correctness, sources, steps, suite, variants
 from benchmarks.bring_up.files import read_lines
 from benchmarks.bring_up.tables import account_table, schedule_table, steps_table
+from benchmarks.kernels import gated_delta
 from benchmarks.options import parse
 from benchmarks.processes import ROOT
 from benchmarks.speed import models
@@ -419,6 +420,12 @@ def test_the_tiny_run_exercises_every_option_of_the_run_on_a_device(tmp_path):
 
     for name, command in commands["paper"].items():
         assert named(command) <= named(commands["tiny"][name]), name
+
+
+def test_the_rule_is_timed_beside_another_package_on_request(tmp_path):
+    command = suite.parts(parse(suite.Options, ["--out", str(tmp_path), "--peer-jla"]))
+    _, *rest = command["gated_delta"]
+    assert parse(gated_delta.Options, rest).backends == ("pallas", "jla")
 
 
 SITTING = {

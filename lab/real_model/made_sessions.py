@@ -1,0 +1,150 @@
+"""Sessions as training rows, made on all processors: a training that never sees one twice.
+
+    python -m lab.real_model.made_sessions --sessions 60000 --out SESSIONS.npz --tokenizer FILE \
+        --books BOOKS.jsonl
+
+A share of the sessions is pieces of books, which keep the memory's gate shut elsewhere.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.options import parse
+from fwpkm_jax.data.contract import AbstractDataConfig
+from fwpkm_jax.data.sessions import SessionRows, SessionSource, session_of
+from fwpkm_jax.data.tokenizers import load_tokenizer
+from lab.real_model.grammar import Grammar, record, sentences
+
+LABELS = 640
+"""Of a row, which holds all rows of a session."""
+_WORDS, _TOKENS = 280, 320  # Of a book in one row, at most.
+_SHARD = 250
+_VALIDATION = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Makes sessions."""
+
+    out: Path
+    """File for the rows."""
+    tokenizer: Path
+    """The model's tokenizer.json."""
+    books: Path
+    """JSON lines of books."""
+    sessions: int = 1000
+    """Of this number, rounded up to a multiple of 250."""
+    wide: float = 0.4
+    """Share of relations of drawn verbs and nouns."""
+    of_books: float = 0.2
+    """Share of sessions that are pieces of books."""
+    processes: int = os.cpu_count() or 1
+    """That make sessions."""
+    seed: int = 0
+    """Of all draws."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeSessions(AbstractDataConfig):
+    """Rows of a file that this program has written; validation takes the last 64 rows."""
+
+    file: str
+    """The file."""
+    vocabulary: int
+    """Token ids."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self.vocabulary
+
+    def source(self, *, split: str, seed: int) -> "_Rows":
+        return _Rows(Path(self.file), split == "valid", random.Random(seed))
+
+
+class _Rows:
+    def __init__(self, file: Path, valid: bool, rng: random.Random) -> None:
+        with np.load(file) as arrays:
+            self._arrays = {name: arrays[name] for name in arrays}
+        number = len(self._arrays["tokens"])
+        self._order = list(
+            range(number - _VALIDATION, number) if valid else range(number - _VALIDATION)
+        )
+        if not valid:
+            rng.shuffle(self._order)
+        self._length = len(self._order) if valid else 2**31 - 1
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        row = self._order[index % len(self._order)]
+        kinds = {"loss_weight": np.float32}
+        return {n: x[row].astype(kinds.get(n, np.int32)) for n, x in self._arrays.items()}
+
+
+def _make_shard(task: tuple[Options, int]) -> dict[str, np.ndarray]:
+    """Some sessions as training rows, of a process of its own."""
+    options, shard = task
+    tokenizer = load_tokenizer(str(options.tokenizer))
+    if "grammar" not in _KEPT:
+        _KEPT["grammar"] = Grammar(
+            options.tokenizer,
+            sentences(options.books),
+            new_forms=False,
+            new_words=False,
+            wide=options.wide,
+        )
+        texts = [json.loads(line)["text"] for line in options.books.read_text().splitlines()]
+        _KEPT["words"] = [text.split(" ") for text in texts]
+    rows: list[dict[str, Any]] = []
+    number = 0
+    while len(rows) < _SHARD:
+        rng = random.Random(f"{options.seed}-{shard}-{number}")
+        number += 1
+        if rng.random() < options.of_books:
+            words = rng.choice(_KEPT["words"])
+            start = rng.randrange(max(1, len(words) - 2 * _WORDS))
+            pieces = [words[start : start + _WORDS], words[start + _WORDS : start + 2 * _WORDS]]
+            made: dict[str, Any] = {"rows": [{"text": " ".join(x)} for x in pieces if x]}
+        else:
+            session = _KEPT["grammar"].session(rng, facts=rng.randint(8, 12), asked=10, chat=0.5)
+            made = record(session, rng)
+        read = session_of(made, tokenizer)
+        if read[0].tokens.size < 8:
+            continue
+        if not any(x.answers for x in read):
+            read = [x._replace(tokens=x.tokens[:_TOKENS]) for x in read[:2]]
+        try:
+            rows.append(SessionSource([read], SessionRows(text_weight=0.05), length=LABELS)[0])
+        except ValueError:  # Too long.
+            continue
+    kinds = {"tokens": np.uint16, "loss_weight": np.float16, "segment_ids": np.uint8}
+    kinds["answer_distance"] = np.uint16
+    return {name: np.stack([row[name] for row in rows]).astype(kinds[name]) for name in rows[0]}
+
+
+_KEPT: dict[str, Any] = {}
+"""What a process that makes sessions has read."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes the sessions' rows."""
+    options = parse(Options, argv)
+    shards = [(options, shard) for shard in range(-(-options.sessions // _SHARD))]
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        made = pool.map(_make_shard, shards, chunksize=1)
+    partial = options.out.with_suffix(".partial.npz")
+    np.savez(partial, **{name: np.concatenate([one[name] for one in made]) for name in made[0]})
+    partial.replace(options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -335,14 +335,16 @@ class _Suite:
             return False
         return sources.is_measured(row, sources.of_step(), self.device)
 
-    def command(self, name: str) -> list[str]:
+    def command(self, name: str, *, after: float = 0.0) -> list[str]:
+        """The part's command; one that compiles beside another has so many seconds more."""
         out = self.options.out
         file = out / KEPT_LINES.get(name, RUNNING)
         command = [str(file) if a == "OUT" else a for a in parts(self.options)[name]]
         if name in KEPT_LINES and self.device is not None:
             command += ["--device", self.device]
         if name in KEPT_LINES:  # They end by themselves, and say what they left out.
-            command += ["--seconds", f"{max(0.0, self.limit(name) - 5):.0f}"]
+            seconds = min(self.limit(name) + after, self.left) - 5
+            command += ["--seconds", f"{max(0.0, seconds):.0f}"]
         return command
 
     def begin_beside(self, name: str) -> None:
@@ -351,7 +353,7 @@ class _Suite:
             later = self.wanted[self.wanted.index(name) :]
             if other not in later or self.done(other):
                 continue
-            command = self.command(other)
+            command = self.command(other, after=self.limit(name))
             if other == "steps":
                 command += ["--wait-for", str(self.go)]
                 self.beside[other] = Part(command, self.added)

@@ -23,8 +23,10 @@ from pallas_kernels.short_convolution.arguments import Part, channels_of, column
 
 WARP = 32
 VECTORS = (4, 8, 2)
-"""Neighbouring columns of a thread, by preference. A load of four bfloat16 has 8 bytes; a warp then
-reads whole rows of 128 columns. With eight the backward pass would take most registers."""
+"""Columns of a thread, by preference. A load of four bfloat16 has 8 bytes; a warp then reads whole
+rows of 128 columns. With eight the backward pass would take most registers."""
+LARGEST_LOAD = 4
+"""Numbers of a load, at most: 16 bytes of float32."""
 TILES = {"forward": 32, "backward": 64}
 """Tokens of a program. It reads the `width - 1` tokens before its own as well, and in the backward
 pass as many after them."""
@@ -50,7 +52,7 @@ class Block(NamedTuple):
     width: int
     """Columns of each row."""
     vector: int
-    """Neighbouring columns of a thread."""
+    """Columns of a thread in each row."""
 
     @property
     def rows_here(self) -> int:
@@ -64,13 +66,18 @@ class Block(NamedTuple):
 
     @property
     def layout(self) -> Any:
-        """Neighbouring threads hold neighbouring columns of a row; each warp has its own rows."""
+        """Neighbouring threads hold neighbouring columns of a row; each warp has its own rows.
+
+        A thread with more columns than a load may have holds several pieces of a row.
+        """
         shape = (self.rows_here, self.width)
         of_warp = (self.rows_here // 4, self.width)
+        piece = min(self.vector, LARGEST_LOAD)
+        of_lanes = (self.width // self.vector * piece,)
         tiled = mgpu.TiledLayout(
-            plgpu.Tiling((shape, of_warp, (self.vector,))),
-            warp_dims=(-5,),
-            lane_dims=(-3, -2),
+            plgpu.Tiling((shape, of_warp, of_lanes, (piece,))),
+            warp_dims=(-6,),
+            lane_dims=(-4, -2),
             vector_dim=-1,
             _check_canonical=False,
         ).canonicalize()

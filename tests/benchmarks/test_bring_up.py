@@ -390,6 +390,11 @@ def test_steps_compile_beside_the_comparisons_and_are_timed_after_them(tmp_path,
     assert prepared[-1] == "--prepare"
     assert "--prepare" not in taken[4][0]
     found = result(out / "results.json")
+    # A part that waits for another has its own seconds after those of the other.
+    short = ("--parts", "device", "cases", "steps", "--part-seconds", 50)
+    assert run("benchmarks.bring_up.suite", "--out", tmp_path / "short", *options, *short) == 0
+    began = next(one for one, *_ in taken[len(names(taken)) - 2 :] if "--wait-for" in one)
+    assert float(began[began.index("--seconds") + 1]) == 2 * 50 - 5
     given = (
         *("--executables", tmp_path, "--variants", "carried", "flags"),
         *("--parts", "steps", "real_model", "--real-model", "runs/memory"),

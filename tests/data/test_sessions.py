@@ -47,9 +47,10 @@ def test_a_row_holds_a_session_whose_rows_do_not_see_each_other(tmp_path):
     expected = np.zeros(160, int)
     expected[: len(TOLD)], expected[64 : 64 + len(asked)] = 1, 2
     np.testing.assert_array_equal(segments, expected)
-    # Labels: the answers count in full, the first token of a row and padding not at all.
+    # Labels: the answers and what ends each count in full, the first token of a row and padding not
+    # at all.
     answers = np.flatnonzero(weights == 1)
-    assert text(tokens[answers + 1]) == " mat hat"
+    assert text(tokens[answers + 1]) == " mat. hat."
     inside = np.flatnonzero(weights == np.float32(0.1))
     assert len(inside) == len(TOLD) - 1 + len(asked) - 1 - len(answers)
     assert np.count_nonzero(weights) == len(answers) + len(inside)
@@ -90,11 +91,14 @@ def test_what_the_assistant_says_is_an_answer(tmp_path):
     row = source(tmp_path, {"rows": rows}, tokenizer=path, length=200)[0]
     tokenizer = load_tokenizer(path)
     labels = row["tokens"][1:]
-    assert tokenizer.decode(labels[row["loss_weight"] == 1]) == " the hat the cat"
     places = np.flatnonzero(row["answer_distance"])
+    assert tokenizer.decode(labels[places]) == " the hat the cat"
+    counted = np.flatnonzero(row["loss_weight"] == 1)
+    np.testing.assert_array_equal(counted, np.union1d(places, places[[1, 3]] + 1))
+    ends = np.setdiff1d(counted, places)
+    np.testing.assert_array_equal(labels[ends], tokenizer.encode_written("<|im_end|>").repeat(2))
     back = places - row["answer_distance"][places]
     np.testing.assert_array_equal(labels[back], labels[places])
-    assert len(places) == np.count_nonzero(row["loss_weight"] == 1)
     written = tokenizer.encode_written(tokenizer.write_chat(talk, for_answer=False))
     second = row["segment_ids"] == 2
     assert tokenizer.decode(row["tokens"][:-1][second]) == tokenizer.decode(written)

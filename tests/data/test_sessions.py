@@ -96,7 +96,7 @@ def test_what_the_assistant_says_is_an_answer(tmp_path):
     counted = np.flatnonzero(row["loss_weight"] == 1)
     np.testing.assert_array_equal(counted, np.union1d(places, places[[1, 3]] + 1))
     ends = np.setdiff1d(counted, places)
-    np.testing.assert_array_equal(labels[ends], tokenizer.encode_written("<|im_end|>").repeat(2))
+    np.testing.assert_array_equal(labels[ends], tokenizer.encode_written("<|end|>").repeat(2))
     back = places - row["answer_distance"][places]
     np.testing.assert_array_equal(labels[back], labels[places])
     written = tokenizer.encode_written(tokenizer.write_chat(talk, for_answer=False))

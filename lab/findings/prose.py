@@ -289,12 +289,44 @@ def _performance() -> tuple[str, ...]:
         f" {rule.num_subkeys} slots of {rule.value_dim} numbers in three layers",
         f"{cases.count('agrees')} of {len(cases)} comparisons",
         f"and {len(cases) - cases.count('agrees')} ran out of time",
+        *_newest_device(),
         f"takes {loaded[0]:.0f} ms without and {loaded[1]:.1f} ms with memories",
         f"that of the day before {before[0]:.0f} and {before[1]:.1f} ms",
         f"is {ratio:.0f} % slower than a compiled one",
         f"takes {sorts[0]:.1f} ms in place of {sorts[1]:.1f}",
         *(_row_of_steps(name, file) for name, file in _DEVICES.items()),
         *_remat(),
+    )
+
+
+def _newest_device() -> tuple[str, ...]:
+    """What the last H200 has measured."""
+    folder, models = "h200_3", (performance.NONE, performance.FWPKM)
+    lines = [performance.step_line(x, "carried", f"{folder}/steps.jsonl") for x in models]
+    before = [performance.step(x, "carried", performance.STEPS_H200) for x in models]
+    assert not any(line["differing"] for line in lines)
+    none, three = (line["milliseconds"] for line in lines)
+    cells = [f"{x['milliseconds']:.1f} ms, {x['samples_per_second']:.1f} samples/s" for x in lines]
+    peaks = " and ".join(f"{x['peak_device_megabytes'] / 1000:.1f}" for x in lines)
+    document = document_of(f"{folder}/results.json")
+    rule = {
+        (x["passes"], x["backend"]): f"{1000 * x['seconds']:.2f}"
+        for x in document["gated_delta"]["result"]["rows"]
+        if "seconds" in x
+    }
+    cases = [line["verdict"] for line in lines_of(f"{folder}/cases.jsonl")]
+    assert set(cases) == {"agrees", "failed"}
+    return (
+        f"today's kernels, loaded from files | {' | '.join(cells)} | {peaks} GB |",
+        f"three memories take {three - none:.1f} ms, the aim is 10",
+        f"took {before[0]:.1f} and {before[1]:.1f} ms",
+        f"{cases.count('agrees')} of {len(cases)} comparisons of kernels with plain JAX agree",
+        f"and {cases.count('failed')} ran out of time",
+        f"forward {rule['forward', 'pallas']} ms beside {rule['forward', 'fla']} of"
+        f" flash-linear-attention 0.6.0 and {rule['forward', 'jla']} of jax-linear-attention 0.1.0",
+        "alone on that H200** (heads 64 wide, bfloat16)",
+        f"forward and backward {rule['train', 'pallas']} ms beside {rule['train', 'jla']} of",
+        f"the Triton of that machine ({document['device']['result']['libraries']['triton']})",
     )
 
 

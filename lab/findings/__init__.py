@@ -5,5 +5,5 @@ FINDINGS = (
     *("readme", "objections", "lookup", "account", "sdm", "real_model"),
 )
 """Modules that a page's comment can name."""
-PARTS = ("answer", "table", "layer", "notes", "results", "gains", "costs", "aims")
+PARTS = ("answer", "table", "layer", "notes", "results", "gains", "costs", "aims", "chats")
 """Functions of a finding that give a part of a page, each as far as the finding has it."""

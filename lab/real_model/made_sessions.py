@@ -23,11 +23,10 @@ from fwpkm_jax.data.sessions import SessionRows, SessionSource, session_of
 from fwpkm_jax.data.tokenizers import load_tokenizer
 from lab.real_model.grammar import Grammar, record, sentences
 
-LABELS = 640
-"""Of a row, which holds all rows of a session."""
 _WORDS, _TOKENS = 280, 320  # Of a book in one row, at most.
 _SHARD = 250
-_VALIDATION = 64
+VALIDATION = 64
+"""Rows that are kept for validation, the last ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +45,8 @@ class Options:
     """Share of relations of drawn verbs and nouns."""
     of_books: float = 0.2
     """Share of sessions that are pieces of books."""
+    labels: int = 640
+    """Of a row, which holds all rows of a session; longer sessions are left out."""
     processes: int = os.cpu_count() or 1
     """That make sessions."""
     seed: int = 0
@@ -75,7 +76,7 @@ class _Rows:
             self._arrays = {name: arrays[name] for name in arrays}
         number = len(self._arrays["tokens"])
         self._order = list(
-            range(number - _VALIDATION, number) if valid else range(number - _VALIDATION)
+            range(number - VALIDATION, number) if valid else range(number - VALIDATION)
         )
         if not valid:
             rng.shuffle(self._order)
@@ -104,8 +105,8 @@ def _make_shard(task: tuple[Options, int]) -> dict[str, np.ndarray]:
         )
         texts = [json.loads(line)["text"] for line in options.books.read_text().splitlines()]
         _KEPT["words"] = [text.split(" ") for text in texts]
+    kind, number = SessionRows(text_weight=0.05), 0
     rows: list[dict[str, Any]] = []
-    number = 0
     while len(rows) < _SHARD:
         rng = random.Random(f"{options.seed}-{shard}-{number}")
         number += 1
@@ -123,7 +124,7 @@ def _make_shard(task: tuple[Options, int]) -> dict[str, np.ndarray]:
         if not any(x.answers for x in read):
             read = [x._replace(tokens=x.tokens[:_TOKENS]) for x in read[:2]]
         try:
-            rows.append(SessionSource([read], SessionRows(text_weight=0.05), length=LABELS)[0])
+            rows.append(SessionSource([read], kind, length=options.labels)[0])
         except ValueError:  # Too long.
             continue
     kinds = {"tokens": np.uint16, "loss_weight": np.float16, "segment_ids": np.uint8}

@@ -28,7 +28,7 @@ from fwpkm_jax.interchange import smollm2
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.io.safetensors import SafetensorsFile
 from fwpkm_jax.run.load import load_run
-from lab.real_model.made_sessions import LABELS, MadeSessions
+from lab.real_model import made_sessions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,8 @@ class Options:
     """Directory of the training run."""
     out: Path = Path("out")
     """Folder for the trained weights and metrics."""
+    steps: int = 10**6
+    """Steps, at most."""
     seconds: float = 300.0
     """Training ends after so many, compilation included."""
     batch: int = 32
@@ -67,13 +69,15 @@ def train_memory(options: Options) -> dict[str, Any]:
     memory = dataclasses.replace(smollm2.MEMORY, rule=rule)
     smollm2.with_memory(options.base, start, weights=options.weights, memory=memory)
     of_start = load_run(start).experiment
+    with np.load(options.sessions) as arrays:
+        labels = arrays["loss_weight"].shape[1]
     experiment = dataclasses.replace(
         of_start,
         base=str(start),
         run_dir=str(options.run / "trained"),
         seed=options.seed,
-        data=MadeSessions(
-            length=LABELS, file=str(options.sessions), vocabulary=of_start.model.vocab_size
+        data=made_sessions.MadeSessions(
+            length=labels, file=str(options.sessions), vocabulary=of_start.model.vocab_size
         ),
         model=dataclasses.replace(
             of_start.model, activation_dtype=options.dtype, parameter_dtype=options.dtype
@@ -90,11 +94,11 @@ def train_memory(options: Options) -> dict[str, Any]:
         ),
         training=dataclasses.replace(
             of_start.training,
-            steps=10**6,
+            steps=options.steps,
             batch_size=options.batch,
             log_every=20,
             validate_every=500,
-            validation_batches=64 // options.batch,
+            validation_batches=made_sessions.VALIDATION // options.batch,
             memory=MemoryConfig(
                 groups=options.batch, lifetime="batch", address_loss=options.address
             ),

@@ -3,7 +3,9 @@
 import json
 import random
 import re
+import shutil
 import subprocess
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -13,13 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
 from fwpkm_jax import LanguageModel
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import TextData
 from fwpkm_jax.data.sessions import Answer, SessionRow
+from fwpkm_jax.interchange import smollm2
+from fwpkm_jax.interchange.imported_run import start_run
+from fwpkm_jax.interchange.weights import Weights
+from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.run import Run
-from lab.real_model import costs, evaluate, grammar
+from fwpkm_jax.run.load import IMPORTED
+from lab.real_model import costs, evaluate, grammar, made_sessions
 from tests.benchmarks.programs import run
 from tests.evaluation.conftest import tiny_model_config
 
@@ -260,3 +268,76 @@ def test_a_chat_is_told_quit_and_asked(tmp_path, monkeypatch):
     (found,) = map(json.loads, lines.read_text().splitlines())
     assert found["said"] == found["not_written"] == ["Bo or so.", "Me"]
     assert found["bytes"] == len(told)
+
+
+@pytest.mark.slow
+def test_a_memory_trains_on_made_sessions_and_its_weights_are_those_of_a_run(tmp_path, monkeypatch):
+    rule = replace(smollm2.MEMORY.rule, num_subkeys=4, key_dim=8, value_dim=8, top_k=2)
+    monkeypatch.setattr(smollm2, "MEMORY", replace(smollm2.MEMORY, rule=rule))
+    monkeypatch.setattr(smollm2, "LAYER", 1)  # Of two.
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = [*letters, *(f"\u0120{a}ro{b}en" for a in "bdgkm" for b in "bdgkm")]
+    vocabulary += [f"\u0120{a}ro{b}en" for a in "BDGKM" for b in "bdgkm"]
+    words = {word: number for number, word in enumerate(vocabulary)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(words, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    base = tmp_path / "base"
+    folder = base / IMPORTED
+    folder.mkdir(parents=True)
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
+    config = {"eos_token": "<end>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    books = tmp_path / "books.jsonl"
+    books.write_text(json.dumps({"text": "The rain had stopped at last, and all went home. " * 60}))
+    rows = tmp_path / "rows.npz"
+    made = ("--out", rows, "--tokenizer", folder / "tokenizer.json", "--books", books)
+    made += ("--sessions", 250, "--labels", 3000, "--processes", 1, "--seed", 3)
+    run("lab.real_model.made_sessions", *made, "--wide", 0.3, "--of_books", 0.1)
+    source = made_sessions.MadeSessions(length=3000, file=str(rows), vocabulary=400)
+    train, valid = (source.source(split=split, seed=0) for split in ("train", "valid"))
+    assert len(valid) == made_sessions.VALIDATION
+    # From the first again.
+    assert np.array_equal(train[0]["tokens"], train[250 - len(valid)]["tokens"])
+    of_books = 0
+    for row in (valid[number] for number in range(len(valid))):
+        places = np.flatnonzero(row["answer_distance"])
+        labels = row["tokens"][1:]
+        told = places - row["answer_distance"][places]
+        np.testing.assert_array_equal(labels[told], labels[places])
+        assert (row["loss_weight"][places] == 1).all()
+        of_books += not len(places)
+    assert 0 < of_books < 20
+
+    model = ModelConfig(
+        vocab_size=len(words) + 1, model_dim=16, mlp_dim=8, mixers=("attention",) * 2
+    )
+    shutil.move(folder, tmp_path / "imported")
+    data = TextData(tokenizer=str(folder / "tokenizer.json"), train_paths=("a.txt",), length=8)
+    whole = LanguageModel(smollm2.model_with_memory(model, smollm2.MEMORY), rngs=nnx.Rngs(0))
+    arrays = Weights(nnx.state(whole), whole.init_memory(jax.random.key(0), groups=1)).named()
+    params = nnx.state(LanguageModel(model, rngs=nnx.Rngs(0)))
+    base.rmdir()
+    start_run(
+        Experiment(model=model, data=data, run_dir=str(base)),
+        Weights(params, {}),
+        add=lambda new: shutil.copytree(tmp_path / "imported", new / IMPORTED),
+    )
+    own = [x for x in arrays if "/memory" in x or x.endswith("/keys")]
+    weights = tmp_path / "memory.safetensors"
+    save_file({name: np.array(arrays[name]) for name in own}, weights)
+    out = tmp_path / "out"
+    monkeypatch.setattr(made_sessions, "VALIDATION", 2)
+    options = ("--sessions", rows, "--base", base, "--weights", weights, "--out", out)
+    options += ("--run", tmp_path / "run", "--batch", 2, "--rate", 0.01, "--address", 0.3)
+    options += ("--steps", 2, "--seconds", 500, "--dtype", "float32", "--seed", 1)
+    run("lab.real_model.training", *options)
+    found = load_file(out / "memory.safetensors")
+    assert {*found} == {*own}
+    moved = [name for name in own if not np.array_equal(found[name], arrays[name])]
+    assert any("query_proj" in name for name in moved)
+    assert f"memory/layer_{smollm2.LAYER}/keys" not in moved
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 2

@@ -294,8 +294,10 @@ def test_a_memory_trains_on_made_sessions_and_its_weights_are_those_of_a_run(tmp
     books = tmp_path / "books.jsonl"
     books.write_text(json.dumps({"text": "The rain had stopped at last, and all went home. " * 60}))
     rows = tmp_path / "rows.npz"
-    made = ("--out", rows, "--tokenizer", folder / "tokenizer.json", "--books", books)
-    made += ("--sessions", 250, "--labels", 3000, "--processes", 1, "--seed", 3)
+    made = (
+        *("--out", rows, "--tokenizer", folder / "tokenizer.json", "--books", books),
+        *("--sessions", 250, "--labels", 3000, "--processes", 1, "--seed", 3),
+    )
     run("lab.real_model.made_sessions", *made, "--wide", 0.3, "--of_books", 0.1)
     source = made_sessions.MadeSessions(length=3000, file=str(rows), vocabulary=400)
     train, valid = (source.source(split=split, seed=0) for split in ("train", "valid"))
@@ -331,9 +333,11 @@ def test_a_memory_trains_on_made_sessions_and_its_weights_are_those_of_a_run(tmp
     save_file({name: np.array(arrays[name]) for name in own}, weights)
     out = tmp_path / "out"
     monkeypatch.setattr(made_sessions, "VALIDATION", 2)
-    options = ("--sessions", rows, "--base", base, "--weights", weights, "--out", out)
-    options += ("--run", tmp_path / "run", "--batch", 2, "--rate", 0.01, "--address", 0.3)
-    options += ("--steps", 2, "--seconds", 500, "--dtype", "float32", "--seed", 1)
+    options = (
+        *("--sessions", rows, "--base", base, "--weights", weights, "--out", out),
+        *("--run", tmp_path / "run", "--batch", 2, "--rate", 0.01, "--address", 0.3),
+        *("--steps", 2, "--seconds", 500, "--dtype", "float32", "--seed", 1),
+    )
     run("lab.real_model.training", *options)
     found = load_file(out / "memory.safetensors")
     assert {*found} == {*own}

@@ -323,7 +323,7 @@ def test_a_convolutions_state_holds_the_inputs_of_its_last_document():
     np.testing.assert_array_equal(end[1], jnp.pad(x[1, 8:], ((2, 0), (0, 0))))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_page_shows_what_its_examples_give():
     tried = doctest.testfile(str(PAGE), module_relative=False)
     assert tried.failed == 0 < tried.attempted

@@ -222,7 +222,7 @@ def _sdm() -> tuple[str, ...]:
     study = CONFIGS["gdn_swa__sdm"]()
     rule, asked = study.model.fast_weight.rule, lines_of(sdm.NUMBERS["SDM"])[0]
     shipped = sdm_config.get_config().model.fast_weight.rule
-    (asked_of_sdm,) = (line for line in lines_of(sdm.LAYER) if line.get("config") == "sdm")
+    asked_of_sdm, *_ = (line for line in lines_of(sdm.LAYER) if line.get("config") == "sdm")
     assert isinstance(rule, SDM)
     assert isinstance(shipped, SDM)
     return (

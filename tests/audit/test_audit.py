@@ -106,7 +106,7 @@ def imported(subject, folder):
     return start_run(experiment, Weights(nnx.split(subject.model)[1], subject.memory))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_command_tells_what_was_found_and_a_bundle_says_it_again(
     subject, tmp_path, capsys, monkeypatch
 ):

@@ -90,6 +90,7 @@ PLANTS = {
 }
 
 
+@pytest.mark.slow_cases("sees ahead from token 64 on")
 @pytest.mark.thorough("sees ahead from token 64 on")
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_fault_of_a_layer_fails_its_line(name):

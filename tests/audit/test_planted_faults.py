@@ -80,7 +80,7 @@ def test_attention_that_sees_one_token_ahead_is_named():
     assert line.text.endswith("without any memory layer: attention or another mixer sees ahead.")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_memory_that_sees_one_token_ahead_is_named():
     subject = make_subject()
     ahead(subject.model.blocks[0].memory)
@@ -90,7 +90,7 @@ def test_a_memory_that_sees_one_token_ahead_is_named():
     assert line.text.endswith("with writing disabled: the memory's read sees ahead.")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_chunk_that_reads_its_own_write_is_named():
     rule = ReadsItsOwnWrite(num_subkeys=4, key_dim=8, value_dim=8, top_k=2)
     line = line_of(make_subject(rule=rule))
@@ -178,7 +178,7 @@ def test_a_recall_that_sees_its_answers_is_named(subject):
     assert line.numbers["sum"] == VOCAB
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_memory_that_two_users_share_is_named(subject):
     tokens = np.random.default_rng(3).integers(VOCAB, size=(2, 18)).astype(np.int32)
 

@@ -75,6 +75,7 @@ def test_what_waits_is_written_before_a_question_is_read(text_run):
     assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (now, before)), strict=True))
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.thorough
 @pytest.mark.parametrize("write", [True, False])
 def test_what_is_read_is_written_at_once_and_never_without_writing(text_run, write):
@@ -103,7 +104,7 @@ def test_a_model_without_a_memory_says_so_and_saves_none(programs, text_run):
     assert programs("generate", run=run)[::2] == (0, warning)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_line_that_is_not_utf8_is_named_and_the_others_are_answered(programs, tmp_path):
     def lines(errors):
         given = io.BytesIO(b"my name is Ann\nca\xff\xfef\xe9\nbye\n")

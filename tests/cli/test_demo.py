@@ -75,7 +75,7 @@ def test_a_user_tells_and_asks_and_the_next_start_knows_it(tmp_path, monkeypatch
     assert "0 of 4,096 rows written" in frozen
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_first_number_is_known_at_once(tmp_path, monkeypatch, capsys):
     """Half a chunk is told, and nothing else: it is written before the question."""
     lines = ["Call Otto at 1736.", "Otto?", "ca\udcffe", "Call Mara at 4829.", "Mara?"]

@@ -35,7 +35,7 @@ def program(text_run, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_prompt_is_continued_as_the_seed_says(program):
     options = ("--prompt=Bytes are", "--max-new-tokens=6", "--sampling.temperature=1.0")
     first, again, other = (program(*options, f"--seed={seed}") for seed in (3, 3, 4))

@@ -159,7 +159,7 @@ def test_help_and_the_programs_load_no_jax():
     assert done.stdout.endswith("False\n"), done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_answer_on_a_cpu_needs_neither_grain_nor_the_language_of_kernels():
     """Each takes half a second to import, and the first token waits for it."""
     code = "import sys, fwpkm_jax.cli.generate_command, fwpkm_jax.cli.chat_command"

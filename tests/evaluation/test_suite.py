@@ -221,7 +221,7 @@ def eval_main(*arguments: str) -> int:
     return main(["eval", *arguments])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_program_evaluates_a_run_directory(run_dir, capsys):
     assert eval_main(str(run_dir), "--recall.num-bins", "3", "--limit", "1") == 0
     record = json.loads((run_dir / "results" / "recall.json").read_text())

@@ -98,6 +98,7 @@ def alone(name):
     return play((f"+{name}", str(tokens - 1), "1", f"-{name}"), model=model, batch=batch)
 
 
+@pytest.mark.slow_cases("bob")
 @pytest.mark.thorough("bob", "carol", "dave")
 @pytest.mark.parametrize("name", PROMPTS)
 def test_a_user_in_company_gets_what_it_gets_alone_bit_for_bit(name):

@@ -140,7 +140,7 @@ def test_every_registered_mixer_goes_on_from_kept_and_saved_states(tmp_path):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_draft_is_thrown_away_and_no_table_is_copied():
     model, memory, _ = start(MODELS["fwmlp"], batch=1, groups=1)
     state = init_generation(model, memory, batch=1, max_length=32, max_chunk_size=CHUNK + 1)
@@ -326,7 +326,7 @@ def test_an_answer_of_several_blocks_is_that_of_one(monkeypatch):
     jax.clear_caches()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_decoding_loop_copies_no_table():
     """The table of 40 x 40 slots stays where it is, from call to call and token to token."""
     rule = FwPKM(num_subkeys=40, key_dim=8, value_dim=6, top_k=3)

@@ -27,7 +27,7 @@ def _inputs(file):
     return (arrays["q"], arrays["ref_v"], arrays.get("gates"), arrays.get("mask"))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_until_the_first_write_both_rules_agree(golden_path, dtype):
     file = vectors.open_file(golden_path, dtype)
     rule, arrays = release.memory_rule(file.config), file.arrays

@@ -19,6 +19,7 @@ from tests.golden import vectors
 FOLDER = Path(__file__).parent / "published"
 
 
+@pytest.mark.slow_cases("float64-next")
 @pytest.mark.thorough
 @pytest.mark.parametrize("target", ["next", "convolution"])
 def test_the_layer_matches_the_published_one(target, dtype):

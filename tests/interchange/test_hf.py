@@ -92,6 +92,7 @@ def largest_difference(a, b):
     return float(np.max(np.abs(a - b)))
 
 
+@pytest.mark.slow_cases("qwen3", "qwen3_next_moe")
 @each_folder(slow=["llama3", "qwen3_5", "olmo_hybrid"])
 def test_float64_is_what_the_library_computes_without_its_casts(folder):
     expected = np.load(folder / "expected.npz")
@@ -270,6 +271,7 @@ def tensors_of(folder):
     return tensors
 
 
+@pytest.mark.slow_cases("qwen3_next_moe")
 @each_folder("qwen3", slow=["llama3", "qwen3_5", "olmo_hybrid"])
 def test_an_import_and_an_export_give_the_folder_again(folder, tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"

@@ -167,7 +167,7 @@ def test_a_model_that_began_here_is_described_as_a_family_that_computes_the_same
             config_text(model, context=64)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_that_began_here_leaves_as_a_folder_and_is_imported_again(tmp_path, capsys):
     experiment = load_config("books_tiny")
     run = tmp_path / "run"
@@ -381,7 +381,7 @@ def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(run_page, 
     assert capsys.readouterr().out.removesuffix("\n").endswith(answered)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_link_out_of_a_received_model_is_not_kept_and_one_of_the_hubs_cache_is(
     folder, tmp_path, capsys
 ):

@@ -67,7 +67,7 @@ def run(capsys, *arguments):
     return code, shown.out + shown.err
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_name_is_fetched_at_one_commit_which_the_run_keeps(hub, model, tmp_path, capsys):
     commit = hub.add_folder(NAME, model)
     assert run(capsys, "import", "hf", model, tmp_path / "from_folder")[0] == 0
@@ -266,7 +266,7 @@ def test_a_branch_in_the_cache_does_without_the_hub(hub, model, tmp_path, capsys
     assert "http://127.0.0.1:9 cannot be asked" in said
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("logged_in")
 def test_a_run_is_pushed_with_its_card_and_comes_back_the_same(hub, model, tmp_path, capsys):
     commit = hub.add_folder(NAME, model)

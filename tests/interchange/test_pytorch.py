@@ -383,7 +383,7 @@ def test_a_folder_has_programs_a_card_and_a_note(exports):
     assert "fwpkm import hf" not in card  # No family of the library has such a model.
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_card_has_the_licence_and_the_results(exports, tmp_path):
     _, folder, _ = exports("hybrid")
     record = json.loads(PINNED.read_text())["recall"]["record"]

@@ -9,7 +9,7 @@ from fwpkm_jax.interchange.weights import abstract_weights
 from fwpkm_jax.models.config import ModelConfig
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_shipped_weights_are_those_of_the_memory_and_of_its_keys():
     model = ModelConfig(vocab_size=64, model_dim=576, mlp_dim=8, mixers=("attention",) * 30)
     like = abstract_weights(smollm2.model_with_memory(model)).named()

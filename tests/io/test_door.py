@@ -171,7 +171,7 @@ CALLER = "called in the body of `reading`"
 LISTED = {
     "fwpkm_jax/cli/configs_command.py:main": "files of the package",
     "fwpkm_jax/cli/experiment.py:_mixer.read": USER,
-    "fwpkm_jax/data/chat_template.py:render": "raises TemplateFailedError, whatever it is",
+    "fwpkm_jax/data/chat_template.py:_compiled": "raises TemplateFailedError, whatever it is",
     "fwpkm_jax/data/prepare/job.py:prepare": OWN,
     "fwpkm_jax/data/streams/files.py:AbstractDataFile.sha256": "opens itself",
     "fwpkm_jax/data/streams/tables.py:_parquet_batches": CALLER,

@@ -64,7 +64,7 @@ def test_the_plain_rows_are_those_of_the_core():
     assert first == second
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_infinite_logits_hide_words_as_in_plain_jax():
     arrays = specs.sample(specs.RowSpec(name="here", tokens=2, vocab=4096 + 128))
     hidden = jnp.arange(4096 + 128) < 4096  # All of the first tile.

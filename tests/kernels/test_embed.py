@@ -17,6 +17,7 @@ from tests.kernels.entry import equations
 VOCAB, WIDTH = 8, 128
 
 
+@pytest.mark.slow_cases("tokens0")
 @pytest.mark.thorough("tokens0", "tokens1")
 @pytest.mark.parametrize("tokens", [[0, -1, -8], [8, 1, 1], [-9, 0, 2]])
 def test_ids_outside_the_table_give_nan_and_no_gradient(tokens):
@@ -64,7 +65,7 @@ def test_rows_can_be_batched_and_differentiated_twice():
     np.testing.assert_allclose(actual, of_gradient("reference"), rtol=1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_nan_of_an_id_outside_the_table_stays_out_of_its_gradient():
     table, tokens = jnp.ones((VOCAB, WIDTH)), jnp.array([0, VOCAB])
     with dispatch.interpret_kernels("gpu"):

@@ -133,7 +133,7 @@ def test_a_model_lowers_the_kernels_of_all_layers_once():
     assert len(set(map(id, found))) == 2  # One forward and one backward pass.
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_one_chunks_backward_pass_is_exact_in_float64():
     """Compares the manual derivatives with automatic ones in float64, without float32 rounding."""
     with jax.enable_x64(True):

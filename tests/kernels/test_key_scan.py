@@ -82,7 +82,7 @@ def test_memories_of_equal_sizes_share_one_trace():
         assert len(set(map(id, found))) == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_access_is_summed_from_scores_and_weights():
     tokens, subkeys = 128, 64
     ids, weights = draw_ids(tokens, subkeys), jnp.abs(draw(CHUNKS, tokens))
@@ -154,6 +154,7 @@ def test_the_way_back_of_pulls_and_of_a_step():
     equal_or_close(dots, jnp.sum(history[CHUNK - 1] * new, axis=-1), ratio=1e-6)
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.thorough("3")
 @pytest.mark.parametrize("top_k", [TOP_K, 10])
 def test_cotangents_of_queries_are_sums_over_the_chosen_sub_keys(top_k):

@@ -62,7 +62,7 @@ def maps_of(dtype):
     return nnx.split(nnx.List([norm, linear]))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "ratio"), [("float32", 1e-6), ("bfloat16", 2e-2)])
 def test_the_map_of_a_mix_is_the_same_on_a_gpu_up_to_rounding(dtype, ratio):
     graph, params = maps_of(dtype)

@@ -62,10 +62,12 @@ def on_device(kernel):
     return dispatch.compile_kernels(kernel)
 
 
-@pytest.mark.thorough(
+@pytest.mark.slow_cases(
     "chunk_gated_delta_rule-tpu-strong_writes",
     "cross_entropy-gpu-tiles_and_rest",
     "product_top_k-tpu-ties",
+)
+@pytest.mark.thorough(
     "slot_add-tpu-distinct",
     "slot_add-tpu-zipf",
     "slot_add-gpu-zipf",

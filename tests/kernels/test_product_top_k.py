@@ -31,6 +31,7 @@ def sample(*, tokens=6, heads=2, subkeys=7, half=4):
     return draw(tokens, heads, 2 * half), draw(heads, 2, subkeys, half, seed=1)
 
 
+@pytest.mark.slow_cases("gpu")
 @pytest.mark.thorough
 @both_kernels
 def test_small_distances_between_large_vectors_are_as_accurate_as_float32(kernel):
@@ -48,6 +49,7 @@ def test_small_distances_between_large_vectors_are_as_accurate_as_float32(kernel
     np.testing.assert_allclose(distances, exact, rtol=0, atol=16 * 64 * 8**2 * 2.0**-23)
 
 
+@pytest.mark.slow_cases("tpu")
 @pytest.mark.thorough("tpu")
 @both_kernels
 def test_groups_are_batched_and_chunks_scanned(kernel):
@@ -165,7 +167,7 @@ def test_a_gpu_leaves_keys_too_wide_for_its_shared_memory_to_the_reference(caplo
         traced(384, "pallas")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_check_before_first_use_allows_near_ties_and_no_other_ids(monkeypatch):
     spec = specs.TopKSpec(name="tie", tokens=20, subkeys=12, key=8, top_k=3)
     arrays = specs.sample(spec, jnp.float32)

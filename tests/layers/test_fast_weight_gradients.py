@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.slow_cases("value", "gate")
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["query", "value", "gate"])
 def test_gradients_reach_each_projection_through_the_writes(name):
     """The block mixes no tokens: only the writes take the first chunk to later outputs."""
@@ -82,7 +82,7 @@ def test_the_incoming_stream_gets_the_gradient_of_finite_differences():
     np.testing.assert_allclose(jnp.sum(direction * jax.grad(loss)(x)), expected, rtol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_bfloat16_activations_leave_a_float32_memory_and_finite_gradients():
     layer = FastWeight(
         CONFIG, MODEL, norm_eps=1e-5, init_std=0.5, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)

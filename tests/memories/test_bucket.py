@@ -99,6 +99,7 @@ def live(folder, model, state):
     return found
 
 
+@pytest.mark.slow_cases("memory")
 @pytest.mark.thorough("memory")
 def test_a_bucket_gives_what_a_folder_gives(folder, model, state, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_memories, "now", lambda: "now")

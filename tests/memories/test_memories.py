@@ -49,6 +49,7 @@ def state(model):
     return make_state(model)
 
 
+@pytest.mark.slow_cases("every_mixer")
 @pytest.mark.by_default("documents", *CHUNK_RULES)
 @pytest.mark.parametrize(
     ("config", "documents"),

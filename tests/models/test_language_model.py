@@ -100,7 +100,7 @@ def test_logits_that_are_kept_are_the_last_ones():
     assert_close(kept.stream, every.stream)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_logits_of_the_tokens_that_are_kept_alone_are_computed():
     model, memory = start()
     stream = model.init_stream(memory, batch=BATCH, max_length=LENGTH)

@@ -94,7 +94,7 @@ def assert_equal_logits(actual, expected, users):
         np.testing.assert_array_equal(own[users][real], private[users][real])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_overlays_equal_private_memories_bit_for_bit():
     (logits, memories, slot_ids), (own_logits, own_memories, _) = both(None)
     assert_equal_logits(own_logits, logits, slice(None))

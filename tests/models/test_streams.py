@@ -72,7 +72,7 @@ def in_pieces(lengths, tokens, mask, groups):
     return np.concatenate(logits, axis=1), stream.memory, flush(params, stream).memory
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, pytest.param(BATCH, marks=pytest.mark.slow)])
 @settings(max_examples=5)
 @given(

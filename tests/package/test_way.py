@@ -84,7 +84,7 @@ def way_of(function, *arguments):
     return Way(len({code.co_filename for code in codes}), len(named), count, deepest)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIMITS)
 def test_the_way_through_a_model_with_a_memory_stays_short(name):
     # Sizes that no other test has: what JAX has traced before, it does not trace again.

@@ -51,7 +51,7 @@ def test_blocks_write_what_the_chunk_writes(rule):
     assert min(jax.tree.leaves(moved)) > 1e-3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.two_phase
 def test_a_chunk_of_many_blocks_keeps_one_error_per_token_and_copies_no_table():
     rule = FwPKM(num_subkeys=64, key_dim=64, value_dim=64, top_k=8)

@@ -26,6 +26,7 @@ MATRIX_VARIANTS = {
 }
 
 
+@pytest.mark.slow_cases("fwpkm")
 @pytest.mark.thorough("fwpkm")
 @pytest.mark.parametrize("rule", INSTANCES.values(), ids=INSTANCES)
 def test_a_rule_keeps_its_contract(rule):

@@ -99,6 +99,7 @@ def test_gated_deltanet_2_with_one_number_for_both_gates_is_kda():
     assert_same(GatedDeltaNet2().run(tokens._replace(strength=both)), KDA().run(tokens))
 
 
+@pytest.mark.slow_cases("gated_deltanet")
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("rule", "plain"),

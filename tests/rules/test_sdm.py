@@ -42,7 +42,7 @@ def test_a_write_of_full_strength_replaces_what_the_token_reads_where_it_writes(
     assert set(np.flatnonzero(touched)) == set(np.asarray(step.access.slot_ids).ravel())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_a_token_writes_under_the_scores_of_the_last_token_that_is_no_padding():
     """As a rule whose tokens write under their own scores and are given those of another."""

@@ -141,6 +141,7 @@ def test_programs_in_a_bucket_are_found_by_another_machine(kind, machine, monkey
         assert name.startswith(f"{os.uname().machine}-")
 
 
+@pytest.mark.slow_cases("cut-disk")
 @pytest.mark.thorough
 @pytest.mark.parametrize("where", ["disk", "memory"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "zeros", "bit", "garbage that unpacks"])

@@ -83,7 +83,7 @@ def test_killed_runs_end_as_the_unbroken_one(unbroken, start_program, tmp_path):
     assert read_records(run) == read_records(unbroken.directory)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_preempted_run_saves_within_30_seconds_and_goes_on_bit_for_bit(
     unbroken, start_program, tmp_path
 ):

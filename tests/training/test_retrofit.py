@@ -119,7 +119,7 @@ def logits(graphdef, params, memory, tokens, write):
     return np.asarray(run(params))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_before_the_first_step_logits_are_the_bases_bit_for_bit(base, tmp_path):
     parts = setup.make_setup(retrofit(base, *UPDATES, "--optimizer.train", ONLY_MEMORY))
     with Checkpoints(tmp_path, parts.experiment.checkpoint) as checkpoints:

@@ -132,7 +132,7 @@ def test_averaged_weights_are_trained_and_kept_on_two_devices_as_on_one(tmp_path
         assert list(kept.values()) == [[8, 64]], found[f"{name}_two"]["parts"].keys()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_each_device_holds_its_part_of_the_memory_and_the_weights(all_runs):
     table = "memory/layer_0/values"
     assert all_runs["independent"]["parts"][table] == [1, SLOTS, 8]

@@ -72,7 +72,7 @@ class PlainLoopTest(chex.TestCase):
                 )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @few
 @given(
     length=st.integers(1, 20),

@@ -70,6 +70,7 @@ def results_and_cotangents(way, rule, memory, sequence, written_out):
     )
 
 
+@pytest.mark.slow_cases("run-{'score': 'dot', 'num_heads': 1}")
 @pytest.mark.by_default(
     "step-{'score': 'dot', 'num_heads': 1}", thorough=["run-{'score': 'dot', 'num_heads': 1}"]
 )

@@ -43,6 +43,7 @@ def test_numbers_behind_the_last_slot_are_ascending_and_beyond_the_table():
     np.testing.assert_array_equal(groups.slots, [4, 6, 7, 8, 9, 10])
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.thorough("1")
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_chunks_are_grouped_side_by_side(chunks):

@@ -94,6 +94,7 @@ def test_the_page_equals_a_loop_in_numpy(decay):
         np.testing.assert_allclose(out.output[group], output, rtol=0, atol=EXACT)
 
 
+@pytest.mark.slow_cases("1-weighted-1.0", "8-weighted-60.0")
 @pytest.mark.by_default("8-slot-1.0")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_only_outputs_may_have_a_gradient():
     np.testing.assert_allclose(gradient(chunked), gradient(page), rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_single_precision_stays_close_where_slots_decay_to_nothing():
     tables, tokens = sample(4, decay=60.0)
     out = sparse_delta(*in_single_precision((tables, tokens)), chunk_size=8)

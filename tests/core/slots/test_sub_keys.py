@@ -52,7 +52,7 @@ def test_rows_and_products_are_the_loops():
         chex.assert_trees_all_close(found, expected, rtol=1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_first_and_second_derivatives_are_the_automatic_ones():
     c, ids, vectors, keys = sample()
 

@@ -129,6 +129,7 @@ def hold(memory, pending, signals, **options):
     return out
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.by_default("0", thorough=["1"])
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @settings(max_examples=15)

@@ -132,7 +132,7 @@ def test_chunks_change_nothing(inputs):
         assert_close(whole(make(replace(SEGMENTS, chunk_size=size)), *inputs), expected)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_steps_it_is_an_mlp(inputs):
     layer = make(replace(CONFIG, steps="none"))
     slow = HeadTensors(**{name: p[...] for name, p in layer.tensors.items()})

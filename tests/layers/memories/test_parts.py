@@ -35,7 +35,7 @@ def assert_equal(results):
         assert max(differences.values()) < 1e-12, (case, differences)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_parts_of_sequences_write_one_memory(tmp_path):
     assert_equal(run_apart(tmp_path / "out.json", "fwpkm/4/independent"))
 

@@ -93,7 +93,7 @@ def test_a_stream_of_any_cut_equals_the_pass(lengths):
         assert_close(found[kept], np.asarray(expected)[kept])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_documents_read_and_write_as_if_alone():
     x, memory = tokens(1), written_memory()
     starts = np.zeros((BATCH, LENGTH), bool)

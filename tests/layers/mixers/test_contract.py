@@ -84,6 +84,7 @@ PACKED_NAMES = [
 ]
 
 
+@pytest.mark.slow_cases("window")
 @pytest.mark.thorough("window", "gdn", "titans")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mixer_keeps_its_contract(name):

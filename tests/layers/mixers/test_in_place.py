@@ -45,7 +45,7 @@ def test_a_stream_cut_within_a_target_equals_the_whole():
     np.testing.assert_allclose(jnp.concatenate(outputs, axis=1), layer(x)[0], rtol=1e-10)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_chunk_reads_what_the_chunks_before_it_wrote_and_nothing_of_its_own():
     x = jax.random.normal(jax.random.key(0), (1, 11, 6))
     built = {rate: InPlaceConfig(**SMALL | {"learning_rate": rate}) for rate in (0.0, 20.0)}

@@ -90,7 +90,7 @@ def test_a_restored_state_lies_as_a_new_one(unbroken, tmp_path):
     assert lies(restored) == lies(new) == lies(unbroken.result.state)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("abandoned_reads")
 @pytest.mark.parametrize(
     "damage",

@@ -213,26 +213,16 @@ def aims() -> str:
 
 def chats() -> str:
     """What each conversation was told, and what is said of it after it was quit."""
-    rows = []
+    rows, right = [], [0, 0]
     for line in (x for x in lines_of(LINES) if x["what"] == "chat"):
-        for (question, told), said, not_written in zip(
+        for (question, told), *said in zip(
             line["asked"].items(), line["said"], line["not_written"], strict=True
         ):
-            rows.append([question, told, said or "(nothing)", not_written or "(nothing)"])
+            rows.append([question, told, *said])
+            right = [one + (told in words) for one, words in zip(right, said, strict=True)]
+    counts = [f"**{one} of {len(rows)}**" for one in right]
+    rows.append(["answers that hold the value", "", *counts])
     return markdown(["asked the next time", "told", "memory written", "not written"], rows)
-
-
-def begins_right() -> tuple[int, int, int]:
-    """Answers in chats that begin with what was told: written, not written, and of how many."""
-    right, right_without, all_of_them = 0, 0, 0
-    for line in (x for x in lines_of(LINES) if x["what"] == "chat"):
-        for told, said, without in zip(
-            line["asked"].values(), line["said"], line["not_written"], strict=True
-        ):
-            right += said.startswith(told)
-            right_without += without.startswith(told)
-            all_of_them += 1
-    return right, right_without, all_of_them
 
 
 def draw() -> Figure:

@@ -110,8 +110,8 @@ def microseconds(rule: str, which: str) -> float:
 
 
 def facts(config: str) -> Estimate:
-    """Share of facts that the default config or `sdm` answers after 200 updates, over seeds, or over
-    the answers of one training."""
+    """Share of facts that the default config or `sdm` answers after 200 updates, over seeds, or
+    over the answers of one training."""
     found = [line for line in lines_of(LAYER) if line.get("config") == config]
     if len(found) > 1:
         return share_over_seeds([line["recall"]["writing"] for line in found])

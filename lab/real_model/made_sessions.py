@@ -143,7 +143,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         made = pool.map(_make_shard, shards, chunksize=1)
     partial = options.out.with_suffix(".partial.npz")
-    np.savez(partial, **{name: np.concatenate([one[name] for one in made]) for name in made[0]})
+    whole: dict[str, Any] = {name: np.concatenate([one[name] for one in made]) for name in made[0]}
+    np.savez(partial, **whole)
     partial.replace(options.out)
 
 

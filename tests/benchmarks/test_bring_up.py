@@ -427,9 +427,10 @@ def test_the_tiny_run_exercises_every_option_of_the_run_on_a_device(tmp_path):
         assert named(command) <= named(commands["tiny"][name]), name
 
 
-def test_the_rule_is_timed_beside_another_package_on_request(tmp_path):
-    command = suite.parts(parse(suite.Options, ["--out", str(tmp_path), "--peer-jla"]))
-    _, *rest = command["gated_delta"]
+def test_the_rule_is_timed_beside_another_package_on_request(tmp_path, taken):
+    some = ("--cache", tmp_path, "--parts", "gated_delta", "--peer-jla")
+    assert run("benchmarks.bring_up.suite", "--out", tmp_path / "out", *some) == 0
+    _, *rest = taken[-1][0]
     assert parse(gated_delta.Options, rest).backends == ("pallas", "jla")
 
 

@@ -227,7 +227,7 @@ def _sdm() -> tuple[str, ...]:
     assert isinstance(shipped, SDM)
     return (
         f"{shipped.num_slots:,} slots of {shipped.value_dim} numbers each, of which a token reads"
-        f" {shipped.num_reads}; SDM also writes {shipped.num_writes}. Both trainings of"
+        f" {shipped.num_reads}; SDM also writes {shipped.num_writes}. All trainings of"
         f" the first row stopped their schedule at {asked_of_sdm['steps']} updates",
         f"{rule.num_slots:,} slots of {rule.value_dim} numbers, of which a token writes"
         f" {rule.num_writes} and reads {rule.num_reads}",

@@ -119,6 +119,12 @@ def facts(config: str) -> Estimate:
     return Estimate(share, *wilson(round(share * asked), asked))
 
 
+def seeds() -> str:
+    """How many trainings these are, of FwPKM and of SDM."""
+    of = [line.get("config") for line in lines_of(LAYER)]
+    return ", ".join(str(of.count(config)) for config in ("recall", "sdm"))
+
+
 def facts_of_fwpkm() -> Estimate:
     """The same after all updates of the default config, over seeds."""
     return share_over_seeds(recall.facts_by_training("recall", "writing"))
@@ -156,7 +162,7 @@ def answer() -> str:
 def table() -> str:
     found, changed = ([numbers_in_text(x, w)[0] for x in NUMBERS] for w in ("of training", CHANGED))
     rows = [
-        ["facts of the default config, 200 updates", *_two(facts("recall"), facts("sdm")), "1, 1"],
+        ["facts of the default config, 200 updates", *_two(facts("recall"), facts("sdm")), seeds()],
         ["pairs, right of 64", *_two(*(share(x) for x in MEMORIES), digits=2), "3, 3"],
         ["numbers in text, right", *_two(*found, digits=2), "1, 1"],
         ["the same, one word changed", *_two(*changed, digits=2), "1, 1"],

@@ -317,7 +317,7 @@ def _newest_device() -> tuple[str, ...]:
     cases = [line["verdict"] for line in lines_of(f"{folder}/cases.jsonl")]
     assert set(cases) == {"agrees", "failed"}
     return (
-        f"today's kernels, loaded from files | {' | '.join(cells)} | {peaks} GB |",
+        f"H200, kernels of 2026-11-29, loaded from files | {' | '.join(cells)} | {peaks} GB |",
         f"three memories take {three - none:.1f} ms, the aim is 10",
         f"took {before[0]:.1f} and {before[1]:.1f} ms",
         f"{cases.count('agrees')} of {len(cases)} comparisons of kernels with plain JAX agree",
@@ -325,7 +325,8 @@ def _newest_device() -> tuple[str, ...]:
         f"forward {rule['forward', 'pallas']} ms beside {rule['forward', 'fla']} of"
         f" flash-linear-attention 0.6.0 and {rule['forward', 'jla']} of jax-linear-attention 0.1.0",
         "alone on that H200** (heads 64 wide, bfloat16)",
-        f"forward and backward {rule['train', 'pallas']} ms beside {rule['train', 'jla']} of",
+        f"forward and backward {rule['train', 'pallas']} ms beside {rule['train', 'jla']} of"
+        " jax-linear-attention's",
         f"the Triton of that machine ({document['device']['result']['libraries']['triton']})",
     )
 

@@ -110,13 +110,9 @@ def microseconds(rule: str, which: str) -> float:
 
 
 def facts(config: str) -> Estimate:
-    """Share of facts that the default config or `sdm` answers after 200 updates, over seeds, or
-    over the answers of one training."""
+    """Share of facts that the default config or `sdm` answers after 200 updates, over seeds."""
     found = [line for line in lines_of(LAYER) if line.get("config") == config]
-    if len(found) > 1:
-        return share_over_seeds([line["recall"]["writing"] for line in found])
-    share, asked = found[0]["recall"]["writing"], found[0]["answers"]
-    return Estimate(share, *wilson(round(share * asked), asked))
+    return share_over_seeds([line["recall"]["writing"] for line in found])
 
 
 def seeds() -> str:

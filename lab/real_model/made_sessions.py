@@ -1,4 +1,4 @@
-"""Sessions as training rows, made on all processors: a training that never sees one twice.
+"""Sessions as training rows, made on all processors.
 
     python -m lab.real_model.made_sessions --sessions 60000 --out SESSIONS.npz --tokenizer FILE \
         --books BOOKS.jsonl
@@ -24,7 +24,7 @@ from fwpkm_jax.data.tokenizers import load_tokenizer
 from lab.real_model.grammar import Grammar, record, sentences
 
 _WORDS, _TOKENS = 280, 320  # Of a book in one row, at most.
-_SHARD = 250
+_SHARD, _TRIES = 250, 4  # Sessions of a task, and how often each may be too long.
 VALIDATION = 64
 """Rows that are kept for validation, the last ones."""
 
@@ -108,6 +108,11 @@ def _make_shard(task: tuple[Options, int]) -> dict[str, np.ndarray]:
     kind, number = SessionRows(text_weight=0.05), 0
     rows: list[dict[str, Any]] = []
     while len(rows) < _SHARD:
+        if number >= _TRIES * _SHARD:
+            raise ValueError(
+                f"labels={options.labels}: {len(rows)} of {number} sessions fit; raise it, or name"
+                " the tokenizer of the model."
+            )
         rng = random.Random(f"{options.seed}-{shard}-{number}")
         number += 1
         if rng.random() < options.of_books:
@@ -127,7 +132,8 @@ def _make_shard(task: tuple[Options, int]) -> dict[str, np.ndarray]:
             rows.append(SessionSource([read], kind, length=options.labels)[0])
         except ValueError:  # Too long.
             continue
-    kinds = {"tokens": np.uint16, "loss_weight": np.float16, "segment_ids": np.uint8}
+    # Half the bytes of what a batch holds.
+    kinds = {"tokens": np.int32, "loss_weight": np.float16, "segment_ids": np.uint8}
     kinds["answer_distance"] = np.uint16
     return {name: np.stack([row[name] for row in rows]).astype(kinds[name]) for name in rows[0]}
 

@@ -1,4 +1,4 @@
-"""Trains the shipped memory of SmolLM2 further, by the library, on sessions that never come twice.
+"""Trains the shipped memory of SmolLM2 further, by the library, on made sessions.
 
     python -m lab.real_model.training --sessions SESSIONS.npz --base BASE --run RUN --out OUT
 
@@ -65,7 +65,9 @@ def train_memory(options: Options) -> dict[str, Any]:
     """Trains the memory; what of the run is reported."""
     began = time.time()
     start = options.run / "start"
-    rule = dataclasses.replace(smollm2.MEMORY.rule, retention=None)  # It is for reading alone.
+    rule = dataclasses.replace(
+        smollm2.MEMORY.rule, retention=None
+    )  # Trained without it, used with it.
     memory = dataclasses.replace(smollm2.MEMORY, rule=rule)
     smollm2.with_memory(options.base, start, weights=options.weights, memory=memory)
     of_start = load_run(start).experiment
@@ -112,6 +114,8 @@ def train_memory(options: Options) -> dict[str, Any]:
     timer.start()
     result = train(experiment)
     timer.cancel()
+    if not result.step:
+        raise SystemExit(f"--seconds {options.seconds:g} ended before the first step; raise it.")
     options.out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(options.run / "trained" / "metrics.jsonl", options.out / "metrics.jsonl")
     arrays = dict(Weights(load_run(options.run / "trained", weights="ema").params, {}).named())

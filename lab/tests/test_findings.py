@@ -289,6 +289,22 @@ def test_what_a_real_model_answers_is_what_its_lines_say():
     ]
 
 
+def test_the_real_models_training_and_its_lambada_stand_on_the_page():
+    page = (stored.ROOT / "docs/measurements/real_model.md").read_text()
+    found = lines(real_model.LINES)
+    last = [x for x in found if x["what"] == "training"][-1]
+    rate = 1000 * round(last["tokens_per_second"] / 1000)
+    steps = f"{last['step']:,} steps of {last['batch']} sessions, {rate:,} tokens per second"
+    (task,) = (x for x in found if x["what"] == "lm_eval")
+    error, of = task["standard_error"], task["accuracy"]
+    said = " with writing and ".join(
+        f"{of[x]:.3f} ± {error:.3f}" for x in ("written", "not written")
+    )
+    assert steps in page
+    assert f"{task['harness']}, {task['documents']} passages" in page
+    assert said in page
+
+
 def test_what_books_cost_a_real_model_is_what_its_lines_say():
     (line,) = (
         x

@@ -299,6 +299,8 @@ def test_a_memory_trains_on_made_sessions_and_its_weights_are_those_of_a_run(tmp
         *("--sessions", 250, "--labels", 3000, "--processes", 1, "--seed", 3),
     )
     run("lab.real_model.made_sessions", *made, "--wide", 0.3, "--of_books", 0.1)
+    with pytest.raises(ValueError, match="labels=50: 0 of 1000 sessions fit"):
+        run("lab.real_model.made_sessions", *made, "--labels", 50, "--of_books", 0)
     source = made_sessions.MadeSessions(length=3000, file=str(rows), vocabulary=400)
     train, valid = (source.source(split=split, seed=0) for split in ("train", "valid"))
     assert len(valid) == made_sessions.VALIDATION

@@ -2,17 +2,20 @@
 
 import string
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fwpkm_jax.literals import Count, NotNegative, Positive, ShareAboveZero, check_fields
+from fwpkm_jax.literals import Count, NotNegative, Positive, Share, ShareAboveZero, check_fields
 
 Example = dict[str, np.ndarray]
 
 SENTENCE = "The secret number for ID-{key} is {value}."
 """The sentence of the paper's needle evaluation (arXiv:2601.00671, section 4.3)."""
 _SHORTEST_NAME = 3
+_OPENING, _LINK = 16, 24  # Bytes before the key of a drawn sentence, and between key and value.
+_SPACES = bytes.maketrans(b"\r\n\t", b"   ")
+_DELETED = bytes(x for x in range(256) if not (chr(x).isalpha() or chr(x) in " ,\r\n\t") or x > 127)
 _HEX = "0123456789abcdef"
 _WORD_ENDS = tuple(b" \n")
 
@@ -64,6 +67,10 @@ class NeedleMix:
     other_sentences: tuple[str, ...] = ()
     """More sentences: each row with needles states and asks in one of `sentence` and these, drawn
     uniformly. All needles of a row have the same one, so only the key tells them apart."""
+    drawn_share: Share = 0.0
+    """Share of the rows with needles whose sentence is drawn: words of the row's own text stand
+    before the key, and between key and value. No wording comes twice, so that a model learns to
+    look up in any words, if the question has those of the statement."""
     keys: Literal["hex", "names"] = "hex"
     """hex: `key_characters` hexadecimal characters. names: three to `key_characters` letters, the
     first one a capital."""
@@ -102,9 +109,11 @@ class NeedleMix:
     @property
     def least_length(self) -> int:
         """Labels that a row needs to hold every sentence twice, `min_distance` apart."""
+        sentences = [_Words.of(words) for words in self._sentences]
+        if self.drawn_share:
+            sentences.append(_Words(b"x" * (_OPENING + 1), b"x" * (_LINK + 2), b"."))
         return max(
-            2 * self.num_needles * self._size(words) + self._gap(words) - 1
-            for words in self._sentences
+            2 * self.num_needles * self._size(words) + self._gap(words) - 1 for words in sentences
         )
 
     def hide(self, example: Example, *, rng: np.random.Generator) -> Example:
@@ -117,16 +126,15 @@ class NeedleMix:
 
         Returns:
           The same arrays with needles; `loss_weight` is `answer_weight` at the answers and
-          `sentence_weight` at the sentences' other bytes.
+          `sentence_weight` at the sentences' other bytes. `answer_distance` `[length]` is at each
+          answer the distance back to the digit that it repeats, elsewhere 0.
         """
         if rng.random() >= self.share:
-            return example
+            return example | {"answer_distance": np.zeros(len(example["loss_weight"]), np.int32)}
         text, total = example["tokens"], len(example["tokens"])
-        words = self.sentence
-        if self.other_sentences:
-            words = self._sentences[rng.integers(len(self._sentences))]
+        words = self._draw_words(rng, text)
         needles = self.draw(rng)
-        text = text[: total - 2 * sum(len(_stated(words, *needle)) for needle in needles)]
+        text = text[: total - 2 * sum(len(words.stated(*needle)) for needle in needles)]
         # Between the parts lies text that keeps the last statement and the first question apart.
         gap = self._gap(words)
         first_end = (len(text) - gap) // 2
@@ -140,33 +148,53 @@ class NeedleMix:
         order = np.concatenate(
             [rng.permutation(self.num_needles), rng.permutation(self.num_needles)]
         )
-        tokens, weights, at = [], [], 0
+        tokens, weights, distances, at, written = [], [], [], 0, 0
+        told: dict[int, int] = {}
         for number, (place, needle) in enumerate(zip(places, order, strict=True)):
             key, value = needles[needle]
-            sentence = np.frombuffer(_stated(words, key, value), np.uint8)
+            sentence = np.frombuffer(words.stated(key, value), np.uint8)
             weight = np.full(len(sentence), self.sentence_weight, np.float32)
-            if number >= self.num_needles:
-                start = len(words.partition("{value}")[0].format(key=key).encode())
+            distance = np.zeros(len(sentence), np.int32)
+            start = len(words.question(key))
+            digits = written + place - at + start
+            if number < self.num_needles:
+                told[needle] = digits
+            else:
                 weight[start : start + self.value_digits] = self.answer_weight
+                distance[start : start + self.value_digits] = digits - told[needle]
             tokens += [text[at:place], sentence]
             weights += [np.ones(place - at, np.float32), weight]
+            distances += [np.zeros(place - at, np.int32), distance]
+            written += place - at + len(sentence)
             at = place
         tokens.append(text[at:])
         weights.append(np.ones(len(text) - at, np.float32))
+        distances.append(np.zeros(len(text) - at, np.int32))
         return {
             "tokens": np.concatenate(tokens).astype(np.int32),
             "loss_weight": np.concatenate(weights)[1:] * example["loss_weight"],
+            "answer_distance": np.concatenate(distances)[1:],
         }
+
+    def _draw_words(self, rng: np.random.Generator, text: np.ndarray) -> "_Words":
+        """The sentence of a row."""
+        if self.drawn_share and rng.random() < self.drawn_share:
+            opening = _some_words(rng, text, _OPENING)
+            link = _some_words(rng, text, _LINK)
+            return _Words(opening[:1].upper() + opening[1:] + b" ", b" " + link + b" ", b".")
+        if not self.other_sentences:
+            return _Words.of(self.sentence)
+        return _Words.of(self._sentences[rng.integers(len(self._sentences))])
 
     @property
     def _sentences(self) -> tuple[str, ...]:
         return self.sentence, *self.other_sentences
 
-    def _size(self, words: str) -> int:
+    def _size(self, words: "_Words") -> int:
         """Bytes of a sentence with the longest key, and the space after it."""
-        return len(_stated(words, "0" * self.key_characters, "0" * self.value_digits))
+        return len(words.stated("0" * self.key_characters, "0" * self.value_digits))
 
-    def _gap(self, words: str) -> int:
+    def _gap(self, words: "_Words") -> int:
         # The same digit of the last statement and the first question: one sentence is between.
         return max(self.min_distance - self._size(words), 0)
 
@@ -180,9 +208,36 @@ class NeedleMix:
         return list(needles.items())
 
 
-def _stated(sentence: str, key: str, value: str) -> bytes:
-    """The sentence that states a needle, and a space."""
-    return f"{sentence.format(key=key, value=value)} ".encode()
+class _Words(NamedTuple):
+    """A sentence of needles, around key and value."""
+
+    opening: bytes
+    link: bytes
+    end: bytes
+
+    @classmethod
+    def of(cls, sentence: str) -> "_Words":
+        opening, rest = sentence.format(key="\0", value="\1").split("\0")
+        return cls(opening.encode(), *(part.encode() for part in rest.split("\1")))
+
+    def question(self, key: str) -> bytes:
+        """The sentence up to the value."""
+        return self.opening + key.encode() + self.link
+
+    def stated(self, key: str, value: str) -> bytes:
+        """The sentence that states a needle, and a space."""
+        return self.question(key) + value.encode() + self.end + b" "
+
+
+def _some_words(rng: np.random.Generator, text: np.ndarray, most: int) -> bytes:
+    """Words of a text without digits and marks, about `most` bytes at most, from a word's start."""
+    kept = bytes(text.astype(np.uint8)).translate(_SPACES, delete=_DELETED)
+    size = int(rng.integers(most // 4, most + 1))
+    starts = np.flatnonzero(np.frombuffer(kept, np.uint8) == ord(" "))
+    starts = starts[starts < len(kept) - most - 1]
+    start = int(rng.choice(starts)) + 1 if len(starts) else 0
+    *words, last = kept[start : start + size].split(b" ")
+    return b" ".join(word for word in words if word) or last or b"is"
 
 
 def _check_sentence(sentence: str) -> None:

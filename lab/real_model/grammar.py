@@ -3,7 +3,8 @@
 A session tells facts about people and things in one row and asks for them in another. Sentences are
 made of a relation's own forms or general ones, openings, tails and texts between; names and values
 are words of a tokenizer, made-up names, numbers and dates. `relations.txt` and `phrases.txt` hold
-the forms. A form or word belongs to training or to the test, by the checksum of its text.
+the forms, `passages.txt` whole texts of several facts. A form or word belongs to training or to
+the test, by the checksum of its text.
 
     python -m lab.real_model.grammar --tokenizer FILE --books FILE --out FILE --sessions 1000
 
@@ -21,6 +22,7 @@ from typing import Any, Literal
 
 from benchmarks.options import parse
 from lab.real_model.events import Relation, Relations, fill
+from lab.real_model.passages import PASSAGES, draws, fill_passage, read_passages
 
 FOLDER = Path(__file__).parent
 _MONTHS = "January February March April May June July August September October November December"
@@ -92,6 +94,8 @@ class Options:
     """Names and values that are kept apart for the test."""
     wide: float = 0.0
     """Share of relations of drawn verbs and nouns, for training."""
+    passages: float = 0.0
+    """Share of sessions that tell passages."""
     owners: Owners = "some"
     """Whose facts a session tells: those of some people and things, of one person, or the same
     facts of two people whose names differ in one letter."""
@@ -111,11 +115,12 @@ class Fact:
 
 @dataclass(frozen=True)
 class Question:
-    """A question for the value of the fact with this number."""
+    """A question for the value of the fact with this number, or of a passage, behind `about`."""
 
     text: str
     answer: str
     fact: int
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,7 @@ class Grammar:
       new_forms: sentences of the test, not of training.
       new_words: names and values of the test, not of training.
       wide: share of relations of drawn verbs and nouns.
+      passages: share of sessions that tell passages.
       owners: see `Options`.
       corrected: see `Options`.
     """
@@ -154,6 +160,7 @@ class Grammar:
         new_forms: bool,
         new_words: bool,
         wide: float = 0.0,
+        passages: float = 0.0,
         owners: Owners = "some",
         corrected: Corrected = "some",
     ) -> None:
@@ -180,7 +187,11 @@ class Grammar:
             one._replace(statements=chosen(one.statements), questions=chosen(one.questions))
             for one in _relations((FOLDER / "relations.txt").read_text())
         ]
-        self._wide = wide
+        self._wide, self._passage_share = wide, passages
+        self._passages = [
+            one for one in read_passages(PASSAGES.read_text()) if kept(one.text) == new_forms
+        ]
+        self._slots = draws(self._thing_word, lambda rng: rng.choice(self._high), self._name)
         self._drawn = Relations(lambda form: kept(form) == new_forms, self._thing_word, self._name)
 
     def session(self, rng: random.Random, *, facts: int, asked: int, chat: float) -> Session:
@@ -192,6 +203,8 @@ class Grammar:
           asked: most questions.
           chat: share of rows that are conversations.
         """
+        if self._passage_share and rng.random() < self._passage_share:
+            return self._of_passages(rng, facts, asked, chat)
         people = [self._name(rng) for _ in range(rng.randint(2, 5))]
         if self._owners != "some":
             people = people[:1]
@@ -275,6 +288,25 @@ class Grammar:
             same = same and (not named or pair[0] in fact.before)
             text = fact.before if same else self._question(rng, pair[0], pairs[pair], asked_in_chat)
             questions.append(Question(text, fact.value, place))
+        return Session(told, questions, rng.random() < chat, asked_in_chat)
+
+    def _of_passages(self, rng: random.Random, facts: int, asked: int, chat: float) -> Session:
+        """A session that tells passages; its arguments are those of `session`."""
+        told: list[Fact | str] = []
+        questions: list[Question] = []
+        asked_in_chat = rng.random() < chat
+        for passage in rng.sample(self._passages, len(self._passages)):
+            if len(questions) >= facts:
+                break
+            text, answers = fill_passage(passage, rng, self._slots)
+            if rng.random() < 0.2:
+                told.append(self._between(rng))
+            for one in answers:
+                frame = self._parts["chat question" if asked_in_chat else "plain question"]
+                text_of = fill(rng.choice(frame), Q=one.question)
+                questions.append(Question(text_of, one.answer, len(told), one.about))
+            told.append(text)
+        questions = rng.sample(questions, min(asked, len(questions)))
         return Session(told, questions, rng.random() < chat, asked_in_chat)
 
     def _add_joined(
@@ -436,18 +468,15 @@ def record(session: Session, rng: random.Random) -> dict[str, Any]:
         messages = []
         for question in session.asked:
             messages.append({"role": "user", "content": question.text})
-            messages.append({"role": "assistant", "content": f" {question.answer}"})
+            answer = {"role": "assistant", "content": f" {question.answer}"}
+            messages.append(answer | ({"about": question.about} if question.about else {}))
         return {"rows": [told, {"messages": messages}]}
     questions = []
     for question in session.asked:
-        about = session.told[question.fact]
-        assert isinstance(about, Fact)
+        told_by = session.told[question.fact]
+        about = told_by.before if isinstance(told_by, Fact) else question.about
         questions.append(
-            {
-                "question": question.text,
-                "answer": f" {question.answer}",
-                "about": about.before,
-            }
+            {"question": question.text, "answer": f" {question.answer}", "about": about}
         )
     return {"rows": [told, {"questions": questions}]}
 
@@ -470,6 +499,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         new_forms=options.new_forms,
         new_words=options.new_words,
         wide=options.wide,
+        passages=options.passages,
         owners=options.owners,
         corrected=options.corrected,
     )

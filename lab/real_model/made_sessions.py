@@ -43,8 +43,14 @@ class Options:
     """Of this number, rounded up to a multiple of 250."""
     wide: float = 0.4
     """Share of relations of drawn verbs and nouns."""
+    passages: float = 0.0
+    """Share of the other sessions that tell passages."""
     of_books: float = 0.2
     """Share of sessions that are pieces of books."""
+    new_forms: bool = False
+    """Forms that are kept apart for the test."""
+    new_words: bool = False
+    """Names and values that are kept apart for the test."""
     labels: int = 640
     """Of a row, which holds all rows of a session; longer sessions are left out."""
     processes: int = os.cpu_count() or 1
@@ -99,9 +105,10 @@ def _make_shard(task: tuple[Options, int]) -> dict[str, np.ndarray]:
         _KEPT["grammar"] = Grammar(
             options.tokenizer,
             sentences(options.books),
-            new_forms=False,
-            new_words=False,
+            new_forms=options.new_forms,
+            new_words=options.new_words,
             wide=options.wide,
+            passages=options.passages,
         )
         texts = [json.loads(line)["text"] for line in options.books.read_text().splitlines()]
         _KEPT["words"] = [text.split(" ") for text in texts]

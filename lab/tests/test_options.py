@@ -15,6 +15,6 @@ def test_every_option_is_used_by_a_test(name):
 
 
 def test_all_programs_are_found():
-    # Seeded faults have a parser of their own; the other takes paths and no options.
-    own = {"lab.seeded_faults.__main__", "lab.real_model.peer_training"}
+    # Seeded faults have a parser of their own.
+    own = {"lab.seeded_faults.__main__"}
     assert set(with_a_command("lab")) - set(PROGRAMS) == own

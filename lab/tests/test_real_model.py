@@ -1,5 +1,6 @@
 """Sessions of facts: forms and words of training and test are apart, and a run is asked rightly."""
 
+import importlib
 import json
 import random
 import re
@@ -9,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +26,11 @@ from fwpkm_jax.data.sessions import Answer, SessionRow
 from fwpkm_jax.interchange import smollm2
 from fwpkm_jax.interchange.imported_run import start_run
 from fwpkm_jax.interchange.weights import Weights
+from fwpkm_jax.layers.mixers import AttentionConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.run import Run
 from fwpkm_jax.run.load import IMPORTED
-from lab.real_model import costs, evaluate, grammar, made_sessions
+from lab.real_model import costs, evaluate, grammar, made_sessions, passages
 from tests.benchmarks.programs import run
 from tests.evaluation.conftest import tiny_model_config
 
@@ -91,6 +94,45 @@ def test_drawn_forms_of_the_test_are_not_those_of_training(tokenizer_json, new_f
     forms = [form for one in drawn for form in (*one.statements, *one.questions)]
     assert all(grammar.kept(form) == new_forms for form in forms)
     assert len(set(forms)) > 0.9 * len(forms) > 200
+
+
+def test_a_session_of_passages_tells_what_it_asks(tokenizer_json):
+    train, test = (
+        make(tokenizer_json, new_forms=new, new_words=new, passages=1.0) for new in (False, True)
+    )
+    assert not {one.text for one in train._passages} & {one.text for one in test._passages}
+    for number in range(40):
+        session = train.session(random.Random(number), facts=8, asked=8, chat=0.5)
+        assert len(session.asked) == 8
+        for question in session.asked:
+            text = session.told[question.fact]
+            assert f"{question.about} {question.answer}" in text
+            assert "{" not in text + question.text
+        row = grammar.record(session, random.Random(0))["rows"][1]
+        asked = row.get("questions") or [x for x in row["messages"] if x["role"] == "assistant"]
+        assert [one["about"] for one in asked] == [one.about for one in session.asked]
+
+
+def test_all_passages_can_be_filled_and_a_line_that_is_none_is_named():
+    def drawn(rng):
+        return f"x{rng.randrange(10**6)}"
+
+    found = passages.read_passages(passages.PASSAGES.read_text())
+    kinds = passages.draws(drawn, drawn, drawn)
+    lost = 0
+    for passage in found:
+        text, asked = passages.fill_passage(passage, random.Random(0), kinds)
+        assert asked
+        lost += len(passage.asked) - len(asked)  # Behind a quotation mark, or told twice.
+        for one in asked:
+            assert f"{one.about} {one.answer}".casefold() in text.casefold()
+    assert lost < 0.01 * sum(len(passage.asked) for passage in found)
+    assert len({passage.text for passage in found}) == len(found)
+    few = passages.draws(lambda rng: "wax", drawn, drawn)
+    with pytest.raises(ValueError, match=r"1000 draws gave no new .w2.; name a larger vocabulary"):
+        [passages.fill_passage(passage, random.Random(0), few) for passage in found]
+    with pytest.raises(ValueError, match=r"'[?] Who came' is no question of a passage"):
+        passages.read_passages("{n1} came.\n? Who came")
 
 
 def test_words_and_forms_of_the_test_are_not_those_of_training(tokenizer_json):
@@ -173,6 +215,7 @@ def test_sessions_are_written_and_asked_by_command(tokenizer_json, tmp_path, mon
     made = ("--tokenizer", tokenizer_json, "--books", books, "--out", sessions, "--sessions", 3)
     run("lab.real_model.grammar", *made, "--seed", "held-out", "--new_forms", "--new_words")
     run("lab.real_model.grammar", *made, "--wide", 0.5)
+    run("lab.real_model.grammar", *made, "--passages", 1)
     run("lab.real_model.grammar", *made, "--owners", "alike", "--corrected", "new")
     assert len(sessions.read_text().splitlines()) == 3
 
@@ -270,8 +313,21 @@ def test_a_chat_is_told_quit_and_asked(tmp_path, monkeypatch):
     assert found["bytes"] == len(told)
 
 
-@pytest.mark.slow
-def test_a_memory_trains_on_made_sessions_and_its_weights_are_those_of_a_run(tmp_path, monkeypatch):
+class Tiny(NamedTuple):
+    """A run of a tiny model, sessions, and weights of a memory for it."""
+
+    base: Path
+    rows: Path
+    weights: Path
+    arrays: dict[str, np.ndarray]
+
+    @property
+    def own(self):
+        return [x for x in self.arrays if "/memory" in x or x.endswith("/keys")]
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
     rule = replace(smollm2.MEMORY.rule, num_subkeys=4, key_dim=8, value_dim=8, top_k=2)
     monkeypatch.setattr(smollm2, "MEMORY", replace(smollm2.MEMORY, rule=rule))
     monkeypatch.setattr(smollm2, "LAYER", 1)  # Of two.
@@ -298,7 +354,9 @@ def test_a_memory_trains_on_made_sessions_and_its_weights_are_those_of_a_run(tmp
         *("--out", rows, "--tokenizer", folder / "tokenizer.json", "--books", books),
         *("--sessions", 250, "--labels", 3000, "--processes", 1, "--seed", 3),
     )
-    run("lab.real_model.made_sessions", *made, "--wide", 0.3, "--of_books", 0.1)
+    tested = ("--new_forms", "--new_words", "--wide", 0, "--of_books", 0)
+    run("lab.real_model.made_sessions", *made, *tested)
+    run("lab.real_model.made_sessions", *made, "--wide", 0.3, "--of_books", 0.1, "--passages", 0.1)
     with pytest.raises(ValueError, match="labels=50: 0 of 1000 sessions fit"):
         run("lab.real_model.made_sessions", *made, "--labels", 50, "--of_books", 0)
     source = made_sessions.MadeSessions(length=3000, file=str(rows), vocabulary=400)
@@ -316,9 +374,23 @@ def test_a_memory_trains_on_made_sessions_and_its_weights_are_those_of_a_run(tmp
         of_books += not len(places)
     assert 0 < of_books < 20
 
-    model = ModelConfig(
-        vocab_size=len(words) + 1, model_dim=16, mlp_dim=8, mixers=("attention",) * 2
+    attention = AttentionConfig(
+        num_heads=2, num_kv_heads=1, head_dim=8, gated=False, qk_norm="none", rotary_fraction=1.0
     )
+    model = ModelConfig(
+        vocab_size=len(words) + 1,
+        model_dim=16,
+        mlp_dim=8,
+        mixers=("attention",) * 2,
+        attention=replace(attention, norm_offset=False),
+        activation_dtype="float32",
+        norm_eps=1e-5,
+        norm_offset=False,
+    )
+    llama = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "head_dim": 8}
+    llama |= {"vocab_size": model.vocab_size, "num_attention_heads": 2, "num_key_value_heads": 1}
+    llama |= {"rms_norm_eps": model.norm_eps, "rope_theta": model.attention.rope_theta}
+    (folder / "config.json").write_text(json.dumps(llama | {"tie_word_embeddings": True}))
     shutil.move(folder, tmp_path / "imported")
     data = TextData(tokenizer=str(folder / "tokenizer.json"), train_paths=("a.txt",), length=8)
     whole = LanguageModel(smollm2.model_with_memory(model, smollm2.MEMORY), rngs=nnx.Rngs(0))
@@ -330,13 +402,17 @@ def test_a_memory_trains_on_made_sessions_and_its_weights_are_those_of_a_run(tmp
         Weights(params, {}),
         add=lambda new: shutil.copytree(tmp_path / "imported", new / IMPORTED),
     )
-    own = [x for x in arrays if "/memory" in x or x.endswith("/keys")]
-    weights = tmp_path / "memory.safetensors"
-    save_file({name: np.array(arrays[name]) for name in own}, weights)
-    out = tmp_path / "out"
+    made_of = Tiny(base, rows, tmp_path / "memory.safetensors", arrays)
+    save_file({name: np.array(arrays[name]) for name in made_of.own}, made_of.weights)
     monkeypatch.setattr(made_sessions, "VALIDATION", 2)
+    return made_of
+
+
+@pytest.mark.slow
+def test_a_memory_trains_on_made_sessions_and_its_weights_are_those_of_a_run(tiny, tmp_path):
+    own, arrays, out = tiny.own, tiny.arrays, tmp_path / "out"
     options = (
-        *("--sessions", rows, "--base", base, "--weights", weights, "--out", out),
+        *("--sessions", tiny.rows, "--base", tiny.base, "--weights", tiny.weights, "--out", out),
         *("--run", tmp_path / "run", "--batch", 2, "--rate", 0.01, "--address", 0.3),
         *("--steps", 2, "--seconds", 500, "--dtype", "float32", "--seed", 1),
     )
@@ -347,3 +423,32 @@ def test_a_memory_trains_on_made_sessions_and_its_weights_are_those_of_a_run(tmp
     assert any("query_proj" in name for name in moved)
     assert f"memory/layer_{smollm2.LAYER}/keys" not in moved
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["fwpkm", "sdm"])
+def test_a_memory_trains_further_in_pytorch(tiny, tmp_path, monkeypatch, rule):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    further = importlib.import_module("lab.real_model.in_pytorch")
+    for name, value in (("LAYER", 1), ("RULE", smollm2.MEMORY.rule), ("VALIDATION", 2)):
+        monkeypatch.setattr(further, name, value)
+    out = tmp_path / "out"
+    options = (
+        *("--sessions", tiny.rows, "--base", tiny.base, "--weights", tiny.weights, "--out", out),
+        *("--minutes", 0.05, "--batch", 2, "--rate", 0.01, "--rule", rule, "--seed", 1),
+        *("--tests", tiny.rows),
+    )
+    run("lab.real_model.further_training", *options)
+    first, *lines = map(json.loads, (out / "log.jsonl").read_text().splitlines())
+    if rule == "fwpkm":  # The library's output was compared.
+        assert first["check"] < 1e-5
+    assert lines[1]["step"] == 1
+    assert [line["written"] for line in lines[-2:]] == [True, False]
+    assert lines[-2]["test"] == tiny.rows.name
+    found = load_file(out / "memory.safetensors")
+    assert {*found} == {*tiny.own}
+    assert not np.array_equal(
+        found["params/blocks/1/memory/query_proj/kernel"],
+        tiny.arrays["params/blocks/1/memory/query_proj/kernel"],
+    )

@@ -198,3 +198,39 @@ def test_each_row_has_one_of_several_sentences_for_all_of_its_needles(config):
 def test_the_least_length_holds_the_needles(config):
     ((tokens, _),) = rows_of(replace(config, length=NEEDLES.least_length), 1)
     assert len(SENTENCE.findall(BYTES.decode(tokens))) == 4
+
+
+def test_drawn_sentences_differ_by_row_and_answers_say_where_their_digits_were_told(tmp_path):
+    path = tmp_path / "book.jsonl"
+    text = "It was a long, quiet 1899 morning; and nobody saw the grey cat leave. " * 600
+    path.write_text(json.dumps({"id": "b", "text": text}))
+    needles = replace(NEEDLES, drawn_share=1.0)
+    config = TextData(train_paths=(str(path),), length=300, needles=needles)
+    batches = itertools.islice(make_dataset(config, split="train", batch_size=4, seed=0), 20)
+    sentence = re.compile(r"([A-Z][a-z ,]*) ([0-9a-f]{2}) ([a-z ,]+) ([0-9]{3})\. ")
+    wordings, asked = set(), 0
+    for batch in batches:
+        labels, distance = batch["tokens"][:, 1:], batch["answer_distance"]
+        rows, places = np.nonzero(distance)
+        back = labels[rows, places - distance[rows, places]]
+        np.testing.assert_array_equal(labels[rows, places], back)
+        assert (batch["loss_weight"][rows, places] == 5.0).all()
+        asked += len(rows)
+        for row in batch["tokens"]:
+            found = sentence.findall(BYTES.decode(row))
+            wordings |= {(opening, link) for opening, _, link, _ in found}
+    assert asked == 80 * 2 * 3
+    assert len(wordings) > 20
+
+
+@pytest.mark.parametrize(("share", "length"), [(0.0, 171), (0.5, 213)])
+def test_the_least_length_counts_drawn_sentences(share, length):
+    assert replace(NEEDLES, drawn_share=share).least_length == length
+
+
+def test_rows_without_needles_ask_nothing(config):
+    rare = replace(config, needles=replace(NEEDLES, share=0.3))
+    batches = [*itertools.islice(make_dataset(rare, split="train", batch_size=40, seed=0), 1)]
+    asking = (batches[0]["answer_distance"] > 0).any(axis=1)
+    assert 2 < asking.sum() < 25
+    np.testing.assert_array_equal(asking, (batches[0]["loss_weight"] == 5.0).any(axis=1))

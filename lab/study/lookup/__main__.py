@@ -4,12 +4,12 @@
     python -m lab.study.lookup --runs fwpkm:64:0 attention:64:0
 
 A run is KIND:RECIPE:SEED. Kinds differ in what reaches back beyond 30 bytes: a memory layer with
-FwPKM, the same without a gate, full attention, or a matrix memory of 72 kB; `pkm_above` has a slow
-memory (PKM) above FwPKM, too. A recipe is a number of sentences, from which each training row draws
-one for its four needles, or `spans`: books of which spans of 32 to 96 bytes are repeated, and no
-needle. Every training reads as many bytes. The test is 20 sentences that no training has, one after
-the other in a row of each of the eight unseen books: four needles are stated in the first half and
-asked for in the last one. `trained` asks in sentences of training.
+FwPKM, the same without a gate, one with SDM, full attention, or a matrix memory of 72 kB;
+`pkm_above` has a slow memory (PKM) above FwPKM, too. A recipe is a number of sentences, from which
+each training row draws one for its four needles, or `spans`: books of which spans of 32 to 96 bytes
+are repeated, and no needle. Every training reads as many bytes. The test is 20 sentences that no
+training has, one after the other in a row of each of the eight unseen books: four needles are
+stated in the first half and asked for in the last one. `trained` asks in sentences of training.
 
 `--given 102=FOLDER` asks a model that was trained elsewhere, in so many sentences of which the
 first are those of a recipe: a run, or what `lab.study.real_size` left at the size of a rehearsal.
@@ -40,6 +40,7 @@ from benchmarks.machine import environment_once
 from benchmarks.options import parse
 from fwpkm_jax.evaluation import Subject
 from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
 from lab.comparison.small_decoders import Lines
@@ -68,8 +69,10 @@ _TABLE = (
 _FWPKM = (*_TABLE, "--model.fast_weight.gate_bias", "2")
 _PKM = ("--model.pkm.num_subkeys", "64", "--model.pkm.value_dim", "32", "--model.pkm_layers", "2")
 """A slow memory with as many slots as the fast one; it takes the place of a layer's MLP."""
+_SDM = ("lab/study/configs.py:gdn_swa__sdm", *_TABLE[1:], "--model.fast_weight.gate_bias", "2")
 KINDS: dict[str, tuple[str, ...]] = {
     "fwpkm": _FWPKM,
+    "sdm": _SDM,  # As many slots, written by the gated delta rule.
     # A layer's MLP stands behind its fast memory, so that the PKM of the last layer is above it.
     "pkm_above": (*_FWPKM, *_PKM),
     "ungated": (
@@ -92,6 +95,7 @@ ORDER = (
     *("attention:spans:0", "matrix:spans:0"),
     *(f"{kind}:{recipe}:0" for recipe in ("16", "4") for kind in ("attention", "matrix")),
     *("pkm_above:1:0", "pkm_above:64:0"),
+    *(f"sdm:{recipe}:{seed}" for seed in range(3) for recipe in ("64", "1")),
 )
 """All runs, those that say most first."""
 
@@ -162,7 +166,9 @@ def answers_of(subject: Subject, recipe: str, seed: int, options: Options) -> It
         asked["trained"] = tuple(itertools.islice(own, options.sentences))
     weights = sum(leaf.size for leaf in jax.tree.leaves(nnx.split(subject.model)[1]))
     for words, sentences in asked.items():
-        ways = ways_of(subject, books=len(books), neighbours=words == "held out")
+        rule = subject.model.config.fast_weight.rule
+        kept = words == "held out" and isinstance(rule, FwPKM)
+        ways = ways_of(subject, books=len(books), neighbours=kept)
         for name, way in ways.items():
             if words == "trained" and name not in ("written", "read"):
                 continue

@@ -1,0 +1,497 @@
+"""The memory of SmolLM2 in PyTorch, and its training: what `further_training` runs."""
+
+import dataclasses
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.numpy import save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fwpkm_jax.core.documents import Documents
+from fwpkm_jax.interchange import smollm2
+from fwpkm_jax.interchange.weights import Weights
+from fwpkm_jax.io.safetensors import SafetensorsFile
+from fwpkm_jax.models.block import ForwardContext
+from fwpkm_jax.run.load import load_run
+from lab.real_model.further_training import Options
+from lab.real_model.made_sessions import VALIDATION
+
+LAYER, CHUNK = smollm2.LAYER, smollm2.MEMORY.chunk_size
+RULE, MIXER = smollm2.MEMORY.rule, smollm2.MEMORY_MIXER
+_SHARPNESS = 8.0
+"""Of the address loss, as `training.losses.address_loss` has it for halves of unit length."""
+_TEXT = 4
+"""One of so many tokens that are no answers is in the loss, with so many times its weight."""
+
+
+def unit(x: Tensor, scale: Any = 1.0, eps: float = 1e-5) -> Tensor:
+    """At unit root mean square, times a scale."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * scale
+
+
+class Layer(nn.Module):
+    """The memory and its attention layer, under the library's names; the table begins empty."""
+
+    def __init__(self, arrays: dict[str, np.ndarray], *, delta: bool = False) -> None:
+        """Args: `arrays` of `memory.safetensors`, and whether Sparse Delta Memory writes."""
+        super().__init__()
+        self.delta = delta
+        self.names = {f"w{number}": name for number, name in enumerate(arrays)}
+        for own, name in self.names.items():
+            array = torch.tensor(arrays[name], dtype=torch.float32)
+            self.register_parameter(own, nn.Parameter(array, requires_grad="/keys" not in name))
+        self._own = {name: own for own, name in self.names.items()}
+
+    def get(self, name: str) -> Tensor:
+        """A weight by the end of its name."""
+        (own,) = (own for full, own in self._own.items() if full.endswith(f"/{name}"))
+        return getattr(self, own)
+
+    def arrays(self, weights: dict[str, Tensor]) -> dict[str, np.ndarray]:
+        """Weights under the library's names, float16."""
+        return {name: weights[own].numpy().astype(np.float16) for own, name in self.names.items()}
+
+    def map(self, x: Tensor, name: str) -> Tensor:
+        """A normed linear map of the memory, whose norm multiplies by one more than its weight."""
+        x = unit(x, 1 + self.get(f"memory/{name}_norm/weight"))
+        kernel = self.get(f"memory/{name}_proj/kernel")
+        return x @ kernel + self.get(f"memory/{name}_proj/bias")
+
+    def seen(self, x: Tensor) -> Tensor:
+        """The stream with what the attention layer adds."""
+        shape = (*x.shape[:2], MIXER.num_heads, -1)
+        normed = unit(x, self.get("memory_mixer_norm/weight"))
+
+        def heads(name: str) -> Tensor:
+            return (normed @ self.get(f"memory_mixer/{name}_proj/kernel")).view(shape)
+
+        query, gate = heads("q").chunk(2, -1)
+        turned = int(MIXER.head_dim * MIXER.rotary_fraction) // 2 * 2
+        speeds = MIXER.rope_theta ** (-torch.arange(0, turned, 2) / turned)
+        angle = torch.arange(x.shape[1])[:, None] * speeds
+        cosine, sine = angle.cos()[:, None], angle.sin()[:, None]
+
+        def placed(y: Tensor, name: str) -> Tensor:
+            y = unit(y, self.get(f"memory_mixer/{name}_norm/weight"))
+            first, second = y[..., :turned].chunk(2, -1)
+            both = first * cosine - second * sine, second * cosine + first * sine
+            return torch.cat([*both, y[..., turned:]], -1)
+
+        place = torch.arange(x.shape[1])
+        back = place[:, None] - place
+        parts = placed(query, "q"), placed(heads("k"), "k"), heads("v")
+        mask = (back >= 0) & (back < MIXER.window)
+        out = F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in parts), attn_mask=mask)
+        out = (out.transpose(1, 2) * gate.sigmoid()).flatten(2)
+        return x + out @ self.get("memory_mixer/o_proj/kernel")
+
+    def queries(self, seen: Tensor) -> Tensor:
+        """Halves of unit length, `[batch, tokens, 2, half]`."""
+        halves = self.map(seen, "query").unflatten(-1, (2, -1))
+        return halves * torch.rsqrt(halves.pow(2).sum(-1, keepdim=True) + 1e-6)
+
+    def signals(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, values and gates of the stream."""
+        seen = self.seen(x)
+        value = self.map(seen, "value")
+        value = value - value.mean(-1, keepdim=True)
+        value = value / (value.std(-1, keepdim=True) + 1e-6)
+        gate = torch.sigmoid(self.map(seen, "gate").mean(-1))
+        return self.queries(seen), value, gate
+
+    def slots(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Slots and weights of each token, `[batch, tokens, top_k]`."""
+        keys = self.get("keys")[0, 0]
+        with torch.no_grad():
+            products = torch.einsum("btpk,psk->btps", query, keys)
+            near = query.pow(2).sum(-1)[..., None] + keys.pow(2).sum(-1) - 2 * products
+            ids = torch.topk(near, RULE.top_k, dim=-1, largest=False).indices
+        chosen = torch.stack([keys[half][ids[..., half, :]] for half in (0, 1)], -3)
+        scores = -torch.log(1e-3 + ((query[..., None, :] - chosen) ** 2).sum(-1))
+        pairs = (scores[..., 0, :, None] + scores[..., 1, None, :]).flatten(-2)
+        slots = (ids[..., 0, :, None] * RULE.num_subkeys + ids[..., 1, None, :]).flatten(-2)
+        best = torch.topk(pairs, RULE.top_k, dim=-1).indices
+        return slots.gather(-1, best), pairs.gather(-1, best).softmax(-1)
+
+    def forward(
+        self, told: Tensor, real: Tensor, asked: Tensor, *, write: bool = True
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """What the layer adds to the second row, and what the losses need.
+
+        Args:
+          told: the stream of the first row, `[batch, tokens, model]`, a multiple of chunks.
+          real: 1 for its tokens, 0 for padding.
+          asked: the stream of the second row.
+          write: False reads an empty table.
+        """
+        query, value, gate = self.signals(asked)
+        read, made = torch.zeros_like(value), {"query": query.flatten(-2)}
+        if write:
+            told_query, told_value, told_gate = self.signals(told)
+            ids, weights = self.slots(told_query)
+            own, at, counts = _dense(ids, weights, *self.slots(query), real)
+            place = torch.arange(told.shape[1])
+            paired = ((place + 1) % CHUNK > 0) * real * F.pad(real, (0, 1))[:, 1:]
+            target = F.pad(told_value, (0, 0, 0, 1))[:, 1:]
+            strength = told_gate * paired
+            if self.delta:
+                found, written = _delta(own, at, strength, target)
+            else:
+                found, written = _write(own, at, counts, strength, target)
+            read = found @ written
+            made |= {"told": told_query.flatten(-2), "found": found * strength[:, None]}
+        mixed = gate[..., None] * read + (1 - gate[..., None]) * value
+        return gate[..., None] * self.map(mixed, "out"), made
+
+
+def _write(
+    own: Tensor, at: Tensor, counts: Tensor, strength: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor]:
+    """FwPKM's chunks: how much each token asked reads of each told one, and what these wrote."""
+    errors: list[Tensor] = []
+    steps = RULE.top_k * own / counts.clamp(min=1)
+    for first in range(0, own.shape[1], CHUNK):
+        here = slice(first, first + CHUNK)
+        error = target[:, here]
+        if first:
+            shared = own[:, here] @ steps[:, :first].transpose(1, 2)
+            error = error - shared @ torch.cat(errors, 1)
+        errors.append(strength[:, here, None] * error)
+    return at @ steps.transpose(1, 2), torch.cat(errors, 1)
+
+
+def _delta(own: Tensor, at: Tensor, strength: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of Sparse Delta Memory, whose tokens write one after the other."""
+    own, at = (x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6) for x in (own, at))
+    before = torch.tril(own @ own.transpose(1, 2), -1) * strength[..., None]
+    eye = torch.eye(own.shape[1])
+    errors = strength[..., None] * target
+    written = torch.linalg.solve_triangular(before + eye, errors, upper=False, unitriangular=True)
+    return at @ own.transpose(1, 2), written
+
+
+def _dense(
+    ids: Tensor, weights: Tensor, asked_ids: Tensor, asked_weights: Tensor, real: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights of both rows' tokens on the slots that the first row writes, `[batch, tokens, n]`,
+    and how many tokens of its chunk use each."""
+    sessions = len(ids)
+    slots = [torch.unique(ids[number]) for number in range(sessions)]
+    width = max(len(one) for one in slots)
+    own, at = [], []
+    for number, one in enumerate(slots):
+        zeros = torch.zeros(ids.shape[1], width)
+        own.append(zeros.scatter_add(1, torch.searchsorted(one, ids[number]), weights[number]))
+        places = torch.searchsorted(one, asked_ids[number]).clamp(max=len(one) - 1)
+        known = one[places] == asked_ids[number]
+        zeros = torch.zeros(asked_ids.shape[1], width)
+        at.append(zeros.scatter_add(1, places, asked_weights[number] * known))
+    table = torch.stack(own)
+    with torch.no_grad():
+        uses = ((table > 0) * real[..., None]).float()
+        counts = uses.unflatten(1, (-1, CHUNK)).sum(2).repeat_interleave(CHUNK, 1)
+    return table, torch.stack(at), counts
+
+
+class Frozen:
+    """The model, cut at the memory's layer, in bfloat16."""
+
+    def __init__(self, base: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+        arrays = Weights(load_run(base).params, {}).named()
+        config = LlamaConfig.from_json_file(base / "hf" / "config.json")
+        config._attn_implementation = "sdpa"
+        names = {"mixer": "self_attn", "feed_forward": "mlp"}
+        names |= {"mixer_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"}
+        state = {}
+        for name, array in arrays.items():
+            tensor = torch.tensor(np.asarray(array, np.float32))
+            _, *parts = name.split("/")
+            if parts[0] == "blocks":
+                path = ".".join(("model.layers", parts[1], names[parts[2]], *parts[3:-1]))
+                state[f"{path}.weight"] = tensor.T if parts[-1] == "kernel" else tensor
+        state["model.embed_tokens.weight"] = torch.tensor(np.asarray(arrays["params/embedding"]))
+        state["model.norm.weight"] = torch.tensor(np.asarray(arrays["params/final_norm/weight"]))
+        whole = LlamaForCausalLM(config)
+        missing = whole.load_state_dict(state, strict=False).missing_keys
+        assert set(missing) <= {"lm_head.weight"}, missing
+        whole = whole.to(dtype).eval().requires_grad_(False)
+        self._model, self._layers, self._norm = whole.model, whole.model.layers, whole.model.norm
+        self.embedding = whole.model.embed_tokens.weight
+        self.dtype = dtype
+
+    def below(self, tokens: Tensor) -> Tensor:
+        """The stream at the memory's entry."""
+        self._model.layers, self._model.norm = self._layers[:LAYER], nn.Identity()
+        with torch.no_grad():
+            return self._model(tokens, use_cache=False).last_hidden_state
+
+    def above(self, stream: Tensor) -> Tensor:
+        """What the head reads."""
+        self._model.layers, self._model.norm = self._layers[LAYER:], self._norm
+        out = self._model(inputs_embeds=stream.to(self.dtype), use_cache=False)
+        return out.last_hidden_state
+
+
+class Rows(NamedTuple):
+    """Sessions of two rows, one after the other in `made_sessions`, apart here.
+
+    Attributes:
+      told: tokens of the first row, `[sessions, tokens]`.
+      real: 1 for its tokens, 0 for padding.
+      asked: tokens of the second row.
+      weight: of the label at each of its tokens, 0 for padding.
+      place: where in the first row each of its tokens was told, as `address_loss` has it; -1.
+    """
+
+    told: Tensor
+    real: Tensor
+    asked: Tensor
+    weight: Tensor
+    place: Tensor
+
+    def of(self, numbers: Any) -> "Rows":
+        """Some sessions, without padding that none of them needs."""
+        rows = Rows(*(x[numbers] for x in self))
+        told = int((rows.real.sum(0) > 0).sum())
+        asked = int((rows.weight.sum(0) > 0).nonzero().max()) + 2
+        told = -(-told // CHUNK) * CHUNK
+        cut = rows.told[:, :told], rows.real[:, :told]
+        return Rows(*cut, *(x[:, :asked] for x in (rows.asked, rows.weight, rows.place)))
+
+
+def rows_of(files: Sequence[Path]) -> Rows:
+    """The sessions of `made_sessions` that have two rows."""
+    found: list[tuple[np.ndarray, ...]] = []
+    for file in files:
+        with np.load(file) as arrays:
+            parts = [arrays[x] for x in ("tokens", "segment_ids", "loss_weight", "answer_distance")]
+        for tokens, segments, weight, distance in zip(*parts, strict=True):
+            if segments.max() != 2:
+                continue
+            start, end = (segments == 2).nonzero()[0][[0, -1]]
+            length = int((segments == 1).sum())
+            place = np.arange(len(distance)) - distance.astype(int)
+            place = np.where(distance > 0, place, -1)[start : end + 1]
+            place[place >= length] = -1
+            asked = tokens[start : end + 2]
+            found.append((tokens[:length], asked, weight[start : end + 1], place))
+    sizes = [-(-max(len(x[0]) for x in found) // CHUNK) * CHUNK, max(len(x[1]) for x in found)]
+    rows = Rows(
+        torch.zeros(len(found), sizes[0], dtype=torch.int64),
+        torch.zeros(len(found), sizes[0]),
+        torch.zeros(len(found), sizes[1], dtype=torch.int64),
+        torch.zeros(len(found), sizes[1]),
+        torch.full((len(found), sizes[1]), -1),
+    )
+    for number, (told, asked, weight, place) in enumerate(found):
+        rows.told[number, : len(told)] = torch.tensor(told)
+        rows.real[number, : len(told)] = 1
+        rows.asked[number, : len(asked)] = torch.tensor(asked)
+        rows.weight[number, : len(weight)] = torch.tensor(weight.astype(np.float32))
+        rows.place[number, : len(place)] = torch.tensor(place)
+    return rows
+
+
+def answered(
+    layer: Layer, frozen: Frozen, rows: Rows, streams: tuple[Tensor, Tensor], *, write: bool = True
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """Logits, labels and weights of the labels that count, and what the losses need."""
+    told, asked = (x.float() for x in streams)
+    added, made = layer(told, rows.real, asked, write=write)
+    text = (rows.weight > 0) & (rows.weight < 1)
+    drawn = text & (torch.rand(text.shape) < 1 / _TEXT)
+    counts = (rows.weight == 1) | drawn
+    counts[:, -1] = False  # It has no label.
+    weights = rows.weight * torch.where(text, _TEXT, 1)
+    states = frozen.above(asked + added)[counts]
+    return (
+        (states.to(frozen.dtype) @ frozen.embedding.T).float(),
+        rows.asked.roll(-1, 1)[counts],
+        weights[counts],
+        made,
+    )
+
+
+def loss_of(
+    layer: Layer, frozen: Frozen, rows: Rows, streams: tuple[Tensor, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The trained loss, and what of it is logged."""
+    logits, labels, weights, made = answered(layer, frozen, rows, streams)
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    loss = (losses * weights).sum() / weights.sum()
+    asks = rows.place >= 0
+    place = rows.place[asks]
+    scores = _SHARPNESS * made["query"] @ made["told"].transpose(1, 2)
+    scores = scores.masked_fill(rows.real[:, None] == 0, -1e9)[asks]
+    address = F.cross_entropy(scores, place)
+    found = made["found"][asks].clamp(min=0)
+    share = found.gather(1, place[:, None])[:, 0] / (found.sum(-1) + 0.05)
+    table = -torch.log(share + 0.02).mean()
+    answers = weights == 1
+    shown = {
+        "loss": loss,
+        "right": (logits.argmax(-1) == labels)[answers].float().mean(),
+        "nearest": (scores.argmax(-1) == place).float().mean(),
+        "share": share.mean(),
+    }
+    return loss + 0.5 * address + 0.2 * table, shown
+
+
+def exact_answers(
+    layer: Layer, frozen: Frozen, rows: Rows, *, batch: int, write: bool
+) -> list[float]:
+    """Share of answers of each session whose tokens are all the most likely ones."""
+    shares: list[float] = []
+    for first in range(0, len(rows.told), batch):
+        some = rows.of(slice(first, first + batch))
+        some = some._replace(weight=(some.weight == 1).float())
+        with torch.no_grad():
+            streams = frozen.below(some.told), frozen.below(some.asked)
+            logits, labels, _, _ = answered(layer, frozen, some, streams, write=write)
+        right = torch.zeros_like(some.weight, dtype=torch.bool)
+        right[some.weight > 0] = logits.argmax(-1) == labels
+        for correct, weight in zip(right, some.weight, strict=True):
+            ends = ((weight > 0) & (weight.roll(-1) == 0)).nonzero()[:, 0].tolist()
+            starts = ((weight > 0) & (weight.roll(1) == 0)).nonzero()[:, 0].tolist()
+            # The last token ends the answer.
+            answers = [correct[a:b].all().item() for a, b in zip(starts, ends, strict=True)]
+            shares.append(float(np.mean(answers)))
+    return shares
+
+
+def check(layer: Layer, options: Options, rows: Rows) -> float:
+    """Compares the layer's output for one session with the library's.
+
+    Returns:
+      The worst difference, as a share of the largest output.
+
+    Raises:
+      SystemExit: it is more than rounding.
+    """
+    rule = dataclasses.replace(RULE, retention=None)
+    memory = dataclasses.replace(smollm2.MEMORY, rule=rule)
+    with tempfile.TemporaryDirectory() as folder:
+        start = Path(folder) / "start"
+        smollm2.with_memory(options.base, start, weights=options.weights, memory=memory)
+        run = load_run(start)
+    (told, real, asked, weight, _) = (x.numpy() for x in rows)
+    assert len(told) == 1
+    length = told.shape[1]
+    segments = np.concatenate([real, 2 * np.ones_like(weight)], 1).astype(np.int32)
+    tokens = np.concatenate([told, asked], 1).astype(np.int32)
+    documents = Documents.of(jnp.asarray(segments))
+    context = ForwardContext(real=documents.mask(None), starts=documents.starts)
+    x = jnp.asarray(run.model.embedding[...])[tokens]
+    for block in run.model.blocks[:LAYER]:
+        x = block(x, None, context).x
+    block = run.model.blocks[LAYER]
+    seen = block._mixed(x, None, context)[0]
+    empty = jax.tree.map(jnp.asarray, run.memory[f"layer_{LAYER}"])
+    y = block.memory(seen, empty, mask=context.real, starts=context.starts)[0]
+    expected, streams = np.asarray(y)[:, length:], torch.tensor(np.asarray(x))
+    with torch.no_grad():
+        found, _ = layer(streams[:, :length], rows.real, streams[:, length:])
+    # Its own writes are read in the second row's later chunks by the library alone.
+    near = slice(0, CHUNK)
+    worst = np.abs(found.numpy() - expected)[:, near].max() / np.abs(expected[:, near]).max()
+    if worst > 1e-4:
+        raise SystemExit(f"The layer differs from the library's by {worst:.1e} of the largest.")
+    return float(worst)
+
+
+def train(options: Options) -> None:
+    """Trains, and writes the average of the weights."""
+    torch.manual_seed(options.seed)
+    options.out.mkdir(parents=True)
+    stored = SafetensorsFile(options.weights or smollm2.FOLDER / "memory.safetensors")
+    layer = Layer({name: stored.read(name) for name in stored}, delta=options.rule == "sdm")
+    rows, frozen = rows_of(options.sessions), Frozen(options.base)
+    asking = (rows.place >= 0).any(1)
+    with (options.out / "log.jsonl").open("w", buffering=1) as log:
+
+        def write(**line: Any) -> None:
+            log.write(json.dumps(line) + "\n")
+
+        first = int(asking.nonzero()[0])
+        differs = None if layer.delta else check(layer, options, rows.of([first]))
+        write(check=differs, sessions=len(rows.told))
+        kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def streams_of(numbers: list[int], batch: Rows) -> tuple[Tensor, Tensor]:
+            """Streams at the memory's entry, which are computed once for each session."""
+            if new := [at for at, number in enumerate(numbers) if number not in kept]:
+                made = [frozen.below(x[new]).half() for x in (batch.told, batch.asked)]
+                for at, told, asked in zip(new, *made, strict=True):
+                    number = numbers[at]
+                    told = told[: int(batch.real[at].sum())].clone()
+                    asked = asked[: int((batch.weight[at] > 0).nonzero().max()) + 2].clone()
+                    kept[number] = told, asked
+            streams = []
+            for which, like in enumerate((batch.told, batch.asked)):
+                whole = torch.zeros(*like.shape, frozen.embedding.shape[1], dtype=torch.float16)
+                for at, number in enumerate(numbers):
+                    part = kept[number][which]
+                    whole[at, : len(part)] = part
+                streams.append(whole)
+            return streams[0], streams[1]
+
+        valid, train = range(VALIDATION), list(range(VALIDATION, len(rows.told)))
+
+        def report(**line: Any) -> None:
+            """Logs the mean of what the validation's sessions show."""
+            found: list[dict[str, float]] = []
+            with torch.no_grad():
+                for begin in range(0, VALIDATION, options.batch):
+                    numbers = list(valid[begin : begin + options.batch])
+                    batch = rows.of(numbers)
+                    shown = loss_of(layer, frozen, batch, streams_of(numbers, batch))[1]
+                    found.append({name: x.item() for name, x in shown.items()})
+            means = {name: round(np.mean([x[name] for x in found]).item(), 4) for name in found[0]}
+            write(**line, valid=means)
+
+        report(step=0)
+        weights = [x for x in layer.parameters() if x.requires_grad]
+        optimizer = torch.optim.Adam(weights, lr=options.rate, betas=(0.9, 0.98))
+        average = {name: x.detach().clone() for name, x in layer.named_parameters()}
+        began, step, order = time.time(), 0, list[int]()
+        while (used := (time.time() - began) / 60 / max(options.minutes, 1e-9)) < 1:
+            for group in optimizer.param_groups:
+                group["lr"] = options.rate * min((step + 1) / 20, 1, 0.1 + 1.8 * (1 - used))
+            if len(order) < options.batch:
+                order = [train[at] for at in torch.randperm(len(train)).tolist()]
+            numbers, order = order[: options.batch], order[options.batch :]
+            batch = rows.of(numbers)
+            loss, shown = loss_of(layer, frozen, batch, streams_of(numbers, batch))
+            optimizer.zero_grad()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+            step += 1
+            share = max(0.02, 1 / (step + 1))
+            for name, x in layer.named_parameters():
+                average[name] += share * (x.detach() - average[name])
+            seconds = round(time.time() - began)
+            line = {name: round(x.item(), 4) for name, x in (shown | {"norm": norm}).items()}
+            write(step=step, seconds=seconds, read=len(kept), **line)
+            if step % 100 == 0:
+                save_file(layer.arrays(average), options.out / "memory.safetensors")
+        layer.load_state_dict(average)
+        report(step=step)
+        for test in options.tests:
+            asked = rows_of([test])
+            asked = asked.of((asked.place >= 0).any(1).nonzero()[:, 0])
+            for written in (True, False):
+                shares = exact_answers(layer, frozen, asked, batch=options.batch, write=written)
+                mean = round(float(np.mean(shares)), 4)
+                write(test=test.name, step=step, written=written, exact=mean, by_session=shares)
+    save_file(layer.arrays(average), options.out / "memory.safetensors")

@@ -30,12 +30,12 @@ from fwpkm_jax.storage.compile_cache import default_folder, use_compile_cache
 FOLDER = Path(__file__).parents[1] / "demo"
 """The model's weights, configuration and card."""
 FACTS = {
-    "Mara": "4829",
-    "Otto": "1736",
-    "Ines": "9052",
-    "Bruno": "6418",
-    "Lea": "2597",
-    "Viktor": "8360",
+    "Call Mara at": "4829",
+    "The safe of Otto opens with": "1736",
+    "My friend Ines lives in house": "9052",
+    "Whoever asks for Bruno should say": "6418",
+    "Flight Lea leaves from gate": "2597",
+    "The engine of Viktor has number": "8360",
 }
 """What the script tells the model."""
 READ_BYTES = 1500
@@ -43,9 +43,9 @@ READ_BYTES = 1500
 _DIGITS = 4
 _TIMES = 2  # A number told once is often not known yet.
 _HEADING = len("I\n\n")  # The number of the book's first chapter.
-_FACT = re.compile(r"Call ([A-Z][a-z]{2,5}) at ([0-9]{4})\.?\s*")
+_FACT = re.compile(r"([A-Za-z][A-Za-z ,']*) ([0-9]{4})\.?\s*")
 _TOLD = re.compile(f"(?:{_FACT.pattern})+")
-_ASKED = re.compile(r"(?:Call )?([A-Z][a-z]{2,5})(?: at)? ?\??")
+_ASKED = re.compile(r"([A-Za-z][A-Za-z ,']*?) ?\??")
 TOLD = (
     "My sister is called Amara and she lives in Lisbon.",
     "By the way, the code of the bike shed is 4829.",
@@ -61,9 +61,9 @@ ASKED = {
 }
 _READ_TOKENS, _ANSWER = 500, 12  # Of a book, and of an answer.
 _FORM = (
-    'The model knows one sentence. "Call Mara at 4829." tells it a number, "Mara?" asks for it.\n'
-    "A line may tell several. Names have 3 to 6 letters, numbers 4 digits. The model understands\n"
-    "nothing else, and errs at times."
+    'Tell it a number of four digits in a sentence, such as "The safe of Otto opens with 1736."\n'
+    'Ask with the words before the number: "The safe of Otto opens with". A line may tell\n'
+    "several. Names have 3 to 6 letters. It understands nothing else, and errs at times."
 )
 
 
@@ -106,14 +106,14 @@ def main(arguments: Sequence[str], program: str = "fwpkm demo") -> int:
     return 0
 
 
-def sentence(name: str, number: str) -> str:
+def sentence(words: str, number: str) -> str:
     """The sentence that tells a number."""
-    return f"Call {name} at {number}. "
+    return f"{words} {number}. "
 
 
-def ask(talk: Conversation, name: str) -> str:
+def ask(talk: Conversation, words: str) -> str:
     """The number that the model answers; the question is not written."""
-    question = talk.tokenizer.encode(f" Call {name} at ")
+    question = talk.tokenizer.encode(f" {words} ")
     return talk.tokenizer.decode(talk.answer_aside(question, max_new_tokens=_DIGITS))
 
 
@@ -146,8 +146,8 @@ def _script(folder: Path) -> None:
         f"slots.\n{_FORM}\n\n1. Tell it {len(FACTS)} numbers, twice.\n"
     )
     told = [sentence(*fact) for fact in FACTS.items()]
-    for first in range(0, len(told), 3):
-        print(f"   {''.join(told[first : first + 3])}")
+    for first in range(0, len(told), 2):
+        print(f"   {''.join(told[first : first + 2])}")
     text = book(run)
     with conversation(run, folder, write=True) as talk:
         start = " ".join(talk.tokenizer.decode(text[:60]).split())
@@ -162,13 +162,13 @@ def _script(folder: Path) -> None:
     print("3. Quit. The memory is saved; all else that the model has read is gone.\n")
     print("4. Start again, and ask.\n")
     with conversation(run, folder, write=True) as talk:
-        answers = [ask(talk, name) for name in FACTS]
+        answers = [ask(talk, words) for words in FACTS]
     with conversation(run, folder, write=False) as talk:
-        guesses = [ask(talk, name) for name in FACTS]
-    row = "   {:20}{:8}{:15}{}"
+        guesses = [ask(talk, words) for words in FACTS]
+    row = "   {:35}{:8}{:15}{}"
     print(row.format("asked", "told", "memory written", "not written"))
-    for (name, number), *said in zip(FACTS.items(), answers, guesses, strict=True):
-        print(row.format(f"Call {name} at", number, *map(visible, said)))
+    for (words, number), *said in zip(FACTS.items(), answers, guesses, strict=True):
+        print(row.format(words, number, *map(visible, said)))
     right = (sum(map(operator.eq, FACTS.values(), said)) for said in (answers, guesses))
     print(row.format("right", "", *(f"{count} of {len(FACTS)}" for count in right)))
     print(f"\nRows of the memory that changed: {written} with writing, {frozen} without.")

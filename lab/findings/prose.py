@@ -100,16 +100,20 @@ def _readme() -> tuple[str, ...]:
     )
 
 
-def _demo(told: int, length: int) -> str:
+def _demo(told: int, length: int, *, one_sentence: bool = False) -> str:
     """What the demo's model knew after so many bytes of a book."""
-    (line,) = (x for x in lines_of(DEMO) if (x["told"], x["bytes_read"]) == (told, length))
+    sought = told, length, one_sentence
+    (line,) = (
+        x for x in lines_of(DEMO) if (x["told"], x["bytes_read"], x["one_sentence"]) == sought
+    )
     return f"{line['right']} of {line['asked']}"
 
 
 def demo_rows() -> list[str]:
     """The rows of the table in the card of the demo's model."""
     lengths = sorted({line["bytes_read"] for line in lines_of(DEMO)})
-    return [f"| {x:,} | {_demo(1, x)} | {_demo(2, x)} |" for x in lengths]
+    rows = [f"| {x:,} | {_demo(1, x)} | {_demo(2, x)} |" for x in lengths]
+    return [*rows, f"| 1,500, one sentence for all | - | {_demo(2, 1500, one_sentence=True)} |"]
 
 
 def _facts(*phrases: str) -> tuple[str, ...]:
@@ -220,7 +224,7 @@ def _sdm() -> tuple[str, ...]:
     reads = {round(run["bytes_touched"] / 1000) for run in (fwpkm, heads)}
     assert heads["state_bytes"] == 4 * about["heads"] * rows**2 * width
     study = CONFIGS["gdn_swa__sdm"]()
-    rule, asked = study.model.fast_weight.rule, lines_of(sdm.NUMBERS["SDM"])[0]
+    rule, asked = study.model.fast_weight.rule, lines_of(sdm.NUMBERS[1])[0]
     shipped = sdm_config.get_config().model.fast_weight.rule
     asked_of_sdm, *_ = (line for line in lines_of(sdm.LAYER) if line.get("config") == "sdm")
     assert isinstance(rule, SDM)
@@ -242,6 +246,8 @@ def _sdm() -> tuple[str, ...]:
         f"reads the {rows} slots that it writes and {rows} others",
         f"Both read about {reads.pop()} kB",
         f"follows products of {lines_of(sdm.STATES)[0]['settings']['length']} tokens",
+        f"with {sdm.SENTENCES} sentences in training, and {len(texts.HELD_OUT)} others that are"
+        " asked",
     )
 
 
@@ -474,6 +480,7 @@ SET: dict[str, tuple[str, ...]] = {
         "with as many bytes as 256 slots",
     ),
     "sdm.md": (
+        "as it was after 80,000 sessions",
         "A FwPKM token reads 8 slots",
         # Of a training before the settings; its lines are not kept.
         "none of the 25 questions (a loss of 1.59 at the end of training)",

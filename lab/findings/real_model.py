@@ -15,14 +15,14 @@ BOOK = "after 2,000 tokens of a book"
 FIFTY = "after fifty other facts"
 AGAIN = "told once (the same few sessions)"
 BASE = "the base, all in its context"
-SETS = ("generated", "drawn verbs and nouns", "by hand", "by hand, second")
+SETS = ("generated", "drawn verbs and nouns", "passages", "by hand", "by hand, second")
 
 
 def asked(sessions: str, condition: str, *, memory: str = "shipped") -> Line:
     """The answers of a set of sessions under a condition.
 
     Args:
-      memory: "shipped", "before" (the one that came before it) or "none" (the model alone).
+      memory: "shipped", "before" (of 80,000 sessions), "first" (of 4,700) or "none" (the model).
     """
     (found,) = (
         line
@@ -47,14 +47,12 @@ def in_pytorch(sessions: str, condition: str, *, memory: str = "attention") -> L
 
 def before(sessions: str) -> Line:
     """The answers of the memory that came before the shipped one."""
-    if sessions == "drawn verbs and nouns":  # Asked in PyTorch, other draws.
-        return in_pytorch(sessions, "written")
     return asked(sessions, "written", memory="before")
 
 
 def base(sessions: str) -> Line | None:
     """The answers of the model alone with all in its context; None: not asked."""
-    if sessions == "generated":
+    if sessions in ("generated", "passages"):
         return asked(sessions, BASE, memory="none")
     if sessions == "by hand":
         return in_pytorch("sessions_by_hand.jsonl", BASE, memory="linear")  # Of no memory.
@@ -74,19 +72,22 @@ def answer() -> str:
     alone = asked("generated", BASE, memory="none")["exact"]
     seen, words = (asked(name, "written")["exact"] for name in ("seen", "new_words"))
     hand = [asked(name, "written")["exact"] for name in ("by hand", "by hand, second")]
+    earlier = [before(name)["exact"] for name in ("by hand", "by hand, second")]
     text = more_loss("nothing written")
     assert high < 0.8
     assert later > 0.6
-    assert text["more"] + text["interval"] < 0
+    assert text["more"] + text["interval"] < 0.005 * text["base"]
     return (
-        "**Yes, in most cases, if the sentences are of the kind that it was trained on.**"
+        "**Yes: in most cases in sentences like those of its training, in half of them in texts"
+        " written by hand.**"
         " SmolLM2-135M-Instruct, frozen, with a memory trained alone, says"
         f" {written['exact']:.2f} [{low:.2f}, {high:.2f}] of the answers exactly that an earlier"
         " session stated, in sentences, names and values that training never had, and"
         f" {none:.2f} when nothing was written; the model alone, with everything in its context,"
         f" says {alone:.2f}. In sentences of training it is {seen:.2f}, and {words:.2f} with new"
         f" names and values. After 2,000 tokens of a book it is {later:.2f}, after fifty other"
-        f" facts {fifty:.2f}, in sessions written by hand {hand[0]:.2f} and {hand[1]:.2f}. The aims"
+        f" facts {fifty:.2f}, in sessions written by hand {hand[0]:.2f} and {hand[1]:.2f}, where"
+        f" the memory that had read no passages has {earlier[0]:.2f} and {earlier[1]:.2f}. The aims"
         " of 0.60 after the book and for the loss of text are met, that of 0.80 told once is not."
     )
 
@@ -231,8 +232,8 @@ def draw() -> Figure:
     for place, (shown, color, of) in enumerate(
         (
             ("no memory", drawing.GREY, base),
-            ("after 4,700 sessions", drawing.ORANGE, before),
-            ("after 80,000", drawing.BLUE, lambda x: asked(x, "written")),
+            ("generated sentences", drawing.ORANGE, before),
+            ("and passages", drawing.BLUE, lambda x: asked(x, "written")),
         )
     ):
         for at, name in enumerate(SETS):
@@ -246,7 +247,7 @@ def draw() -> Figure:
                     ecolor=drawing.GREY,
                     label=shown * (at == 0),
                 )
-    names = ("generated", "drawn verbs\nand nouns", "by hand", "by hand,\nsecond")
+    names = ("generated", "drawn verbs\nand nouns", "passages", "by hand", "by hand,\nsecond")
     axis.set_xticks(range(len(SETS)), names)
     axis.set_ylim(0, 1)
     drawing.label(axis, y="exact answers")

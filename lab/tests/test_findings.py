@@ -175,6 +175,10 @@ def test_bytes_per_pair_are_the_state_over_the_most_pairs_answered():
     assert wide[0] == pytest.approx(sparse[0], rel=0.03)
 
 
+def test_every_task_of_the_first_table_has_three_trainings_of_each_memory():
+    assert sdm.three_seeds()
+
+
 def test_fwpkm_and_sdm_had_the_same_training_and_almost_as_many_bytes():
     fwpkm, heads = (sdm.runs(memory) for memory in sdm.MEMORIES)
     assert [run["seed"] for run in fwpkm] == [0, 1, 2]

@@ -229,6 +229,8 @@ def _sdm() -> tuple[str, ...]:
     asked_of_sdm, *_ = (line for line in lines_of(sdm.LAYER) if line.get("config") == "sdm")
     assert isinstance(rule, SDM)
     assert isinstance(shipped, SDM)
+    further = {line["memory"]: line["step"] for line in lines_of(sdm.REAL)}
+    (batch,) = {line["batch"] for line in lines_of(sdm.REAL)}
     return (
         f"{shipped.num_slots:,} slots of {shipped.value_dim} numbers each, of which a token reads"
         f" {shipped.num_reads}; SDM also writes {shipped.num_writes}. All trainings of"
@@ -246,6 +248,7 @@ def _sdm() -> tuple[str, ...]:
         f"reads the {rows} slots that it writes and {rows} others",
         f"Both read about {reads.pop()} kB",
         f"follows products of {lines_of(sdm.STATES)[0]['settings']['length']} tokens",
+        f"in which FwPKM did {further['FwPKM']} steps of {batch} sessions and SDM {further['SDM']}",
         f"with {sdm.SENTENCES} sentences in training, and {len(texts.HELD_OUT)} others that are"
         " asked",
     )

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.machine import environment_once
@@ -91,7 +93,8 @@ def ship(run_dir: Path, folder: Path) -> None:
     rule = model.fast_weight.rule
     assert isinstance(rule, FwPKM)
     rule = replace(rule, addressing_weight=0.0, retention=Retention(relocation=4.0))
-    memory = {layer: rule.convert_memory(one) for layer, one in run.memory.items()}
+    memory = jax.tree.map(jnp.asarray, run.memory)
+    memory = {layer: rule.convert_memory(one) for layer, one in memory.items()}
     model = replace(model, fast_weight=replace(model.fast_weight, rule=rule))
     with tempfile.TemporaryDirectory() as work:
         name = run.experiment.run_dir

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fwpkm_jax.cli import demo_command
@@ -35,7 +36,8 @@ def test_the_shipped_folder_is_that_of_a_run_with_the_write_that_keeps(tmp_path)
     rule = load_config("demo").model.fast_weight.rule
     plain = replace(model, fast_weight=replace(model.fast_weight, rule=rule))
     experiment = replace(shipped.experiment, model=plain, run_dir=str(tmp_path / "run"))
-    memory = {name: rule.convert_memory(one) for name, one in shipped.memory.items()}
+    memory = jax.tree.map(jnp.asarray, shipped.memory)
+    memory = {name: rule.convert_memory(one) for name, one in memory.items()}
     start_run(experiment, Weights(shipped.params, memory))
     (tmp_path / "new").mkdir()
     run("lab.study.demo", "--ship", tmp_path / "run", "--folder", tmp_path / "new")

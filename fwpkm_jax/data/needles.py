@@ -230,7 +230,7 @@ class _Words(NamedTuple):
 
 
 def _some_words(rng: np.random.Generator, text: np.ndarray, most: int) -> bytes:
-    """Words of a text without digits and marks, about `most` bytes at most, from a word's start."""
+    """Whole words of a text, without digits and marks, in at most `most` bytes."""
     kept = bytes(text.astype(np.uint8)).translate(_SPACES, delete=_DELETED)
     size = int(rng.integers(most // 4, most + 1))
     starts = np.flatnonzero(np.frombuffer(kept, np.uint8) == ord(" "))

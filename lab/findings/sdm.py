@@ -175,6 +175,7 @@ def table() -> str:
         [numbers_in_text(x, w)[0] for x in MEMORIES] for w in ("of training", CHANGED)
     )
     unseen = [in_unseen_words(x) for x in MEMORIES]
+    assert three_seeds()
     rows = [
         ["facts of the default config, 200 updates", *_two(facts("recall"), facts("sdm"))],
         ["pairs, right of 64", *_two(*(share(x) for x in MEMORIES), digits=2)],

@@ -156,6 +156,7 @@ def fill_passage(passage: Passage, rng: random.Random, kinds: Draws) -> tuple[st
         return _SLOT.sub(lambda slot: values[slot[0]], form)
 
     text = filled(passage.text)
+    text = text[0].upper() + text[1:]
     asked: list[Filled] = []
     for question, answer in passage.asked:
         said = filled(answer)
@@ -163,4 +164,4 @@ def fill_passage(passage: Passage, rng: random.Random, kinds: Draws) -> tuple[st
         if places:
             about = text[max(0, places[0] - _ABOUT) : places[0]]
             asked.append(Filled(filled(question), said, about))
-    return text[0].upper() + text[1:], asked
+    return text, asked

@@ -44,7 +44,7 @@ SENTENCES = (
     *("Whoever asks for {} should say", "Flight {} leaves from gate"),
     "The engine of {} has number",
 )
-"""Those of the demo's script; no training had them."""
+"""Those of the demo's script; training had the first one alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

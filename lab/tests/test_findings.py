@@ -305,6 +305,11 @@ def test_the_real_models_training_and_its_lambada_stand_on_the_page():
         f"{of[x]:.3f} ± {error:.3f}" for x in ("written", "not written")
     )
     assert steps in page
+    further = [x for x in found if x["what"] == "further training"]
+    first, second = (x["steps"] for x in further)
+    assert f"Two trainings of {first} and {second} steps of {further[0]['batch']} sessions" in page
+    (one,) = (x for x in found if x.get("memory") == "the first of two")
+    assert f"the first alone: by hand {one['exact']:.2f}" in page
     assert f"{task['harness']}, {task['documents']} passages" in page
     assert said in page
 

@@ -99,8 +99,8 @@ def causality(
         the line says how many that is.
       rounding: share of the logits' spread that two equal calls may differ by, where a device adds
         in no fixed order. The line fails if they differ by more.
-      exact: False: as much passes also where two equal calls are equal, because a token's rounding
-        depends on the tokens beside it, as that of experts may.
+      exact: False: ten times as much passes also where two equal calls are equal, because a
+        token's rounding depends on the tokens beside it, as that of experts may.
       cause: names the cause of the widest look ahead.
     """
     find = partial(look_ahead, path, tokens, vocab_size=vocab_size, rounding=rounding, exact=exact)

@@ -1,4 +1,4 @@
-"""Trains the memory of SmolLM2 further on a processor, in PyTorch: its bfloat16 is the faster one.
+"""Trains the memory of SmolLM2 further on a processor, in PyTorch, whose products are faster.
 
     python -m lab.real_model.further_training --sessions SESSIONS.npz --base BASE --out OUT
 
@@ -38,6 +38,12 @@ class Options:
     rule: Literal["fwpkm", "sdm"] = "fwpkm"
     """fwpkm, or Sparse Delta Memory with the same maps: a token writes under the slots of the token
     before, as strongly as its gate is open, and nothing decays. The library ships the first."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of the frozen layers' products. bfloat16 is the faster one where the processor multiplies it
+    (12 times with AMX), and slower by far where it does not (60 times with AVX2)."""
+    states: Path | None = None
+    """Folder that keeps what the layers of `base` under the memory make of sessions, so that
+    trainings on the same sessions compute it once (0.5 MB each); None: each for itself."""
     tests: tuple[Path, ...] = ()
     """Files of `made_sessions` that are asked at the end, written and not written."""
     seed: int = 0

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import tempfile
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -204,9 +206,9 @@ def _dense(
 
 
 class Frozen:
-    """The model, cut at the memory's layer, in bfloat16."""
+    """The model, cut at the memory's layer."""
 
-    def __init__(self, base: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, base: Path, dtype: torch.dtype) -> None:
         arrays = Weights(load_run(base).params, {}).named()
         config = LlamaConfig.from_json_file(base / "hf" / "config.json")
         config._attn_implementation = "sdpa"
@@ -300,6 +302,61 @@ def rows_of(files: Sequence[Path]) -> Rows:
         rows.weight[number, : len(weight)] = torch.tensor(weight.astype(np.float32))
         rows.place[number, : len(place)] = torch.tensor(place)
     return rows
+
+
+class Streams:
+    """Streams at the memory's entry, which are computed once for each session.
+
+    Args:
+      frozen: the model.
+      folder: where they are kept for others; None: nowhere.
+    """
+
+    def __init__(self, frozen: Frozen, folder: Path | None) -> None:
+        self._frozen, self._folder = frozen, folder
+        self._kept: dict[str, tuple[Tensor, Tensor]] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def __len__(self) -> int:
+        """Sessions so far."""
+        return len(self._kept)
+
+    def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Of both rows of some sessions, float16 `[sessions, tokens, width]`."""
+        lengths = [
+            (int(real.sum()), int((weight > 0).nonzero().max()) + 2)
+            for real, weight in zip(rows.real, rows.weight, strict=True)
+        ]
+        names = []
+        for told, asked, (first, second) in zip(rows.told, rows.asked, lengths, strict=True):
+            tokens = torch.cat((told[:first], asked[:second])).numpy()
+            names.append(f"{first}-{zlib.crc32(tokens.tobytes()):08x}.npz")
+        new = [at for at, name in enumerate(names) if name not in self._kept]
+        if self._folder is not None:
+            for at in [at for at in new if (self._folder / names[at]).is_file()]:
+                with np.load(self._folder / names[at]) as parts:
+                    pair = torch.tensor(parts["told"]), torch.tensor(parts["asked"])
+                self._kept[names[at]] = pair
+                new.remove(at)
+        if new:
+            made = [self._frozen.below(x[new]).half() for x in (rows.told, rows.asked)]
+            for at, *both in zip(new, *made, strict=True):
+                told, asked = (x[:n].clone() for x, n in zip(both, lengths[at], strict=True))
+                self._kept[names[at]] = told, asked
+                if self._folder is not None:
+                    part = self._folder / f"{names[at]}.{os.getpid()}.npz"
+                    np.savez(part, told=told.numpy(), asked=asked.numpy())
+                    part.rename(self._folder / names[at])
+        whole = []
+        for which, like in enumerate((rows.told, rows.asked)):
+            width = self._frozen.embedding.shape[1]
+            padded = torch.zeros(*like.shape, width, dtype=torch.float16)
+            for at, name in enumerate(names):
+                part = self._kept[name][which]
+                padded[at, : len(part)] = part
+            whole.append(padded)
+        return whole[0], whole[1]
 
 
 def answered(
@@ -415,7 +472,9 @@ def train(options: Options) -> None:
     options.out.mkdir(parents=True)
     stored = SafetensorsFile(options.weights or smollm2.FOLDER / "memory.safetensors")
     layer = Layer({name: stored.read(name) for name in stored}, delta=options.rule == "sdm")
-    rows, frozen = rows_of(options.sessions), Frozen(options.base)
+    rows = rows_of(options.sessions)
+    frozen = Frozen(options.base, getattr(torch, options.dtype))
+    streams_of = Streams(frozen, options.states)
     asking = (rows.place >= 0).any(1)
     with (options.out / "log.jsonl").open("w", buffering=1) as log:
 
@@ -425,26 +484,6 @@ def train(options: Options) -> None:
         first = int(asking.nonzero()[0])
         differs = None if layer.delta else check(layer, options, rows.of([first]))
         write(check=differs, sessions=len(rows.told))
-        kept: dict[int, tuple[Tensor, Tensor]] = {}
-
-        def streams_of(numbers: list[int], batch: Rows) -> tuple[Tensor, Tensor]:
-            """Streams at the memory's entry, which are computed once for each session."""
-            if new := [at for at, number in enumerate(numbers) if number not in kept]:
-                made = [frozen.below(x[new]).half() for x in (batch.told, batch.asked)]
-                for at, told, asked in zip(new, *made, strict=True):
-                    number = numbers[at]
-                    told = told[: int(batch.real[at].sum())].clone()
-                    asked = asked[: int((batch.weight[at] > 0).nonzero().max()) + 2].clone()
-                    kept[number] = told, asked
-            streams = []
-            for which, like in enumerate((batch.told, batch.asked)):
-                whole = torch.zeros(*like.shape, frozen.embedding.shape[1], dtype=torch.float16)
-                for at, number in enumerate(numbers):
-                    part = kept[number][which]
-                    whole[at, : len(part)] = part
-                streams.append(whole)
-            return streams[0], streams[1]
-
         valid, train = range(VALIDATION), list(range(VALIDATION, len(rows.told)))
 
         def report(**line: Any) -> None:
@@ -454,7 +493,7 @@ def train(options: Options) -> None:
                 for begin in range(0, VALIDATION, options.batch):
                     numbers = list(valid[begin : begin + options.batch])
                     batch = rows.of(numbers)
-                    shown = loss_of(layer, frozen, batch, streams_of(numbers, batch))[1]
+                    shown = loss_of(layer, frozen, batch, streams_of(batch))[1]
                     found.append({name: x.item() for name, x in shown.items()})
             means = {name: round(np.mean([x[name] for x in found]).item(), 4) for name in found[0]}
             write(**line, valid=means)
@@ -471,7 +510,7 @@ def train(options: Options) -> None:
                 order = [train[at] for at in torch.randperm(len(train)).tolist()]
             numbers, order = order[: options.batch], order[options.batch :]
             batch = rows.of(numbers)
-            loss, shown = loss_of(layer, frozen, batch, streams_of(numbers, batch))
+            loss, shown = loss_of(layer, frozen, batch, streams_of(batch))
             optimizer.zero_grad()
             loss.backward()
             norm = nn.utils.clip_grad_norm_(weights, 1.0)
@@ -482,7 +521,7 @@ def train(options: Options) -> None:
                 average[name] += share * (x.detach() - average[name])
             seconds = round(time.time() - began)
             line = {name: round(x.item(), 4) for name, x in (shown | {"norm": norm}).items()}
-            write(step=step, seconds=seconds, read=len(kept), **line)
+            write(step=step, seconds=seconds, read=len(streams_of), **line)
             if step % 100 == 0:
                 save_file(layer.arrays(average), options.out / "memory.safetensors")
         layer.load_state_dict(average)

@@ -426,8 +426,8 @@ def test_a_memory_trains_on_made_sessions_and_its_weights_are_those_of_a_run(tin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["fwpkm", "sdm"])
-def test_a_memory_trains_further_peer_memory(tiny, tmp_path, monkeypatch, rule):
+@pytest.mark.parametrize(("rule", "dtype"), [("fwpkm", "bfloat16"), ("sdm", "float32")])
+def test_a_memory_trains_further_peer_memory(tiny, tmp_path, monkeypatch, rule, dtype):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     further = importlib.import_module("lab.real_model.peer_memory")
@@ -435,11 +435,12 @@ def test_a_memory_trains_further_peer_memory(tiny, tmp_path, monkeypatch, rule):
         monkeypatch.setattr(further, name, value)
     out = tmp_path / "out"
     options = (
-        *("--sessions", tiny.rows, "--base", tiny.base, "--weights", tiny.weights, "--out", out),
-        *("--minutes", 0.05, "--batch", 2, "--rate", 0.01, "--rule", rule, "--seed", 1),
-        *("--tests", tiny.rows),
+        *("--sessions", tiny.rows, "--base", tiny.base, "--weights", tiny.weights),
+        *("--batch", 2, "--rate", 0.01, "--rule", rule, "--dtype", dtype, "--seed", 1),
+        *("--states", tmp_path / "states"),
     )
-    run("lab.real_model.further_training", *options)
+    more = ("--minutes", 0.05, "--tests", tiny.rows, "--out", out)
+    run("lab.real_model.further_training", *options, *more)
     first, *lines = map(json.loads, (out / "log.jsonl").read_text().splitlines())
     if rule == "fwpkm":  # The library's output was compared.
         assert first["check"] < 1e-5
@@ -452,3 +453,7 @@ def test_a_memory_trains_further_peer_memory(tiny, tmp_path, monkeypatch, rule):
         found["params/blocks/1/memory/query_proj/kernel"],
         tiny.arrays["params/blocks/1/memory/query_proj/kernel"],
     )
+    monkeypatch.delattr(further.Frozen, "below")  # All that it would compute was kept.
+    run("lab.real_model.further_training", *options, "--minutes", 0, "--out", tmp_path / "again")
+    _, again, _ = map(json.loads, (tmp_path / "again" / "log.jsonl").read_text().splitlines())
+    assert again == lines[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.audit import apart, causality, program_lines
-from fwpkm_jax.audit.design import antichain, boundaries
+from fwpkm_jax.audit.design import ROUNDING, antichain, boundaries
 from fwpkm_jax.audit.stability import long_text
 from tests.audit.toy import DIM, VOCAB, Toy
 
@@ -249,6 +249,18 @@ def test_padding_that_is_read_is_named():
     assert line.verdict == "fail"
     assert line.numbers["leaks_to"] == [0, 1]
     assert line.text.startswith("What others read changes user ")
+
+
+@pytest.mark.parametrize(("bounds", "exact", "verdict"), [
+    (0.5, True, "fail"), (3, False, "pass"), (30, False, "fail"),
+])  # fmt: skip
+def test_rounding_with_what_is_read_beside_passes_for_experts_alone(bounds, exact, verdict):
+    def path(tokens):
+        beside = np.resize(tokens[::-1, :1, None] > 0, (2, 8, 1))
+        return np.eye(4)[tokens] + bounds * ROUNDING * np.std(np.eye(4)) * beside
+
+    line = apart("rows", path, np.zeros((2, 8), int), vocab_size=4, exact=exact)
+    assert line.verdict == verdict
 
 
 def test_what_is_not_looked_at_is_told():

@@ -5,7 +5,7 @@
 `training` does the same by the library on an accelerator. Here the layers under the memory, which
 are frozen, are computed once for each session, the questions' row alone goes through the layers
 above, and what a question reads is a sum over the slots that it shares with the statements, so that
-no table is made (`peer_memory`). Before training, the first session's output is compared with the
+no table is made (`peer_layer`). Before training, the first session's output is compared with the
 library's. Needs torch, transformers and safetensors. OUT gets `memory.safetensors` and `log.jsonl`.
 """
 

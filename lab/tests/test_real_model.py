@@ -433,6 +433,7 @@ def test_a_memory_trains_further_peer_memory(tiny, tmp_path, monkeypatch, rule, 
     further = importlib.import_module("lab.real_model.peer_memory")
     for name, value in (("LAYER", 1), ("RULE", smollm2.MEMORY.rule), ("VALIDATION", 2)):
         monkeypatch.setattr(further, name, value)
+    monkeypatch.setattr("lab.real_model.peer_layer.RULE", smollm2.MEMORY.rule)
     out = tmp_path / "out"
     options = (
         *("--sessions", tiny.rows, "--base", tiny.base, "--weights", tiny.weights),

@@ -20,10 +20,12 @@ import numpy as np
 from benchmarks.options import parse
 from fwpkm_jax.data.contract import AbstractDataConfig
 from fwpkm_jax.data.sessions import SessionRows, SessionSource, session_of
-from fwpkm_jax.data.tokenizers import load_tokenizer
+from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
 from lab.real_model.grammar import Grammar, record, sentences
 
 _WORDS, _TOKENS = 280, 320  # Of a book in one row, at most.
+_FEW, _NEAR, _LETTERS = 12, 10, 4
+"""Words before a piece alone; tokens within which, and letters up to which, no word comes back."""
 _SHARD, _TRIES = 250, 4  # Sessions of a task, and how often each may be too long.
 VALIDATION = 64
 """Rows that are kept for validation, the last ones."""
@@ -47,6 +49,9 @@ class Options:
     """Share of the other sessions that tell passages."""
     of_books: float = 0.2
     """Share of sessions that are pieces of books."""
+    recurring: bool = False
+    """Tokens of books weigh 0.3 in place of 0.05, words that come back in their piece 0.95, and
+    half of the pieces follow a few words alone: what a text tells itself is not the memory's."""
     new_forms: bool = False
     """Forms that are kept apart for the test."""
     new_words: bool = False
@@ -126,6 +131,8 @@ def _make_shard(task: tuple[Options, int]) -> dict[str, np.ndarray]:
             words = rng.choice(_KEPT["words"])
             start = rng.randrange(max(1, len(words) - 2 * _WORDS))
             pieces = [words[start : start + _WORDS], words[start + _WORDS : start + 2 * _WORDS]]
+            if options.recurring and rng.random() < 0.5:
+                pieces[0] = pieces[0][-_FEW:]
             made: dict[str, Any] = {"rows": [{"text": " ".join(x)} for x in pieces if x]}
         else:
             session = _KEPT["grammar"].session(rng, facts=rng.randint(8, 12), asked=10, chat=0.5)
@@ -136,13 +143,31 @@ def _make_shard(task: tuple[Options, int]) -> dict[str, np.ndarray]:
         if not any(x.answers for x in read):
             read = [x._replace(tokens=x.tokens[:_TOKENS]) for x in read[:2]]
         try:
-            rows.append(SessionSource([read], kind, length=options.labels)[0])
+            row = SessionSource([read], kind, length=options.labels)[0]
         except ValueError:  # Too long.
             continue
+        if options.recurring and not any(x.answers for x in read):
+            row = row | {"loss_weight": _recurring(row, tokenizer)}
+        rows.append(row)
     # Half the bytes of what a batch holds.
     kinds = {"tokens": np.int32, "loss_weight": np.float16, "segment_ids": np.uint8}
     kinds["answer_distance"] = np.uint16
     return {name: np.stack([row[name] for row in rows]).astype(kinds[name]) for name in rows[0]}
+
+
+def _recurring(row: dict[str, Any], tokenizer: Tokenizer) -> np.ndarray:
+    """Weights of a row of books, whose words that come back are what another text would disturb."""
+    tokens, weight = row["tokens"], np.where(row["loss_weight"] > 0, 0.3, 0)
+    places = np.flatnonzero(weight)
+    for place in places:
+        label = tokens[place + 1]
+        near = tokens[max(0, place - _NEAR) : place + 1]
+        before = tokens[places[0] : place + 1]
+        if label in before and label not in near:
+            word = tokenizer.decode(tokens[place + 1 : place + 2])
+            if len(word) > _LETTERS and word.startswith(" "):
+                weight[place] = 0.95
+    return weight
 
 
 _KEPT: dict[str, Any] = {}

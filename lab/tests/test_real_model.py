@@ -356,6 +356,9 @@ def tiny(tmp_path, monkeypatch):
     )
     tested = ("--new_forms", "--new_words", "--wide", 0, "--of_books", 0)
     run("lab.real_model.made_sessions", *made, *tested)
+    run("lab.real_model.made_sessions", *made, "--of_books", 0.5, "--recurring")
+    weights = np.unique(np.load(rows)["loss_weight"].astype(float))
+    assert np.isclose(weights[:, None], [0, 0.05, 0.3, 1], atol=1e-3).any(0).all()
     run("lab.real_model.made_sessions", *made, "--wide", 0.3, "--of_books", 0.1, "--passages", 0.1)
     with pytest.raises(ValueError, match="labels=50: 0 of 1000 sessions fit"):
         run("lab.real_model.made_sessions", *made, "--labels", 50, "--of_books", 0)
@@ -406,6 +409,22 @@ def tiny(tmp_path, monkeypatch):
     save_file({name: np.array(arrays[name]) for name in made_of.own}, made_of.weights)
     monkeypatch.setattr(made_sessions, "VALIDATION", 2)
     return made_of
+
+
+def test_words_that_come_back_in_a_book_weigh_most():
+    names = {1: " Rosalind", 2: " a", 3: "ing", 4: " far"}
+
+    class Names:
+        def decode(self, tokens):
+            return names.get(int(tokens[0]), " another")
+
+    tokens = np.array([1, 2, 3, 4, *range(10, 20), 1, 2, 3, 4, 1, 30, 0, 0])
+    row = {"tokens": tokens, "loss_weight": np.where(np.arange(21) < 19, 0.05, 0)}
+    found = made_sessions._recurring(row, Names())
+    heavy = np.flatnonzero(found == 0.95)
+    assert heavy.tolist() == [13]  # Rosalind is its label; again at 17, too near.
+    assert (found[:19] >= 0.3).all()
+    assert not found[19:].any()
 
 
 @pytest.mark.slow

@@ -5,5 +5,7 @@ FINDINGS = (
     *("readme", "objections", "lookup", "account", "sdm", "real_model"),
 )
 """Modules that a page's comment can name."""
-PARTS = ("answer", "table", "layer", "notes", "results", "gains", "costs", "aims", "chats")
+PARTS = (
+    *("answer", "table", "layer", "notes", "results", "gains", "costs", "aims", "chats", "tasks"),
+)
 """Functions of a finding that give a part of a page, each as far as the finding has it."""

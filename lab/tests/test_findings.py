@@ -293,25 +293,33 @@ def test_what_a_real_model_answers_is_what_its_lines_say():
     ]
 
 
-def test_the_real_models_training_and_its_lambada_stand_on_the_page():
+def test_the_real_models_trainings_and_its_tasks_stand_on_the_page():
     page = (stored.ROOT / "docs/measurements/real_model.md").read_text()
     found = lines(real_model.LINES)
     last = [x for x in found if x["what"] == "training"][-1]
     rate = 1000 * round(last["tokens_per_second"] / 1000)
     steps = f"{last['step']:,} steps of {last['batch']} sessions, {rate:,} tokens per second"
-    (task,) = (x for x in found if x["what"] == "lm_eval")
-    error, of = task["standard_error"], task["accuracy"]
-    said = " with writing and ".join(
-        f"{of[x]:.3f} ± {error:.3f}" for x in ("written", "not written")
-    )
     assert steps in page
     further = [x for x in found if x["what"] == "further training"]
     first, second = (x["steps"] for x in further)
     assert f"Two trainings of {first} and {second} steps of {further[0]['batch']} sessions" in page
     (one,) = (x for x in found if x.get("memory") == "the first of two")
     assert f"the first alone: by hand {one['exact']:.2f}" in page
-    assert f"{task['harness']}, {task['documents']} passages" in page
-    assert said in page
+    for task in real_model.TASKS:
+        both = [real_model.accuracy(task, memory) for memory in ("none", "shipped")]
+        assert len({(x["documents"], x["harness"]) for x in both}) == 1
+        row = " | ".join(f"{x['score']:.3f} ± {x['standard_error']:.3f}" for x in both)
+        assert f": {both[0]['documents']} | {row} |" in page
+    (last,) = (x for x in found if x["what"] == "last words of LAMBADA")
+    none, more, damped, mended = last["perplexity"].values()
+    assert f"from {more:.0f} to {damped:.0f} only" in page
+    assert f"after {last['steps']} steps" in page
+    assert f"it is {mended:.0f} ({none:.0f} without the memory)" in page
+    further = {
+        x["sessions"]: f"{x['exact']:.2f}" for x in found if x.get("memory") == "one further pass"
+    }
+    assert f"gave {further['generated']} in generated sentences" in page
+    assert f"{further['by hand']} and {further['by hand, second']} by hand" in page
 
 
 def test_what_books_cost_a_real_model_is_what_its_lines_say():

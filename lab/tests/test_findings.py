@@ -311,7 +311,9 @@ def test_the_real_models_trainings_and_its_tasks_stand_on_the_page():
         row = " | ".join(f"{x['score']:.3f} ± {x['standard_error']:.3f}" for x in both)
         assert f": {both[0]['documents']} | {row} |" in page
     (last,) = (x for x in found if x["what"] == "last words of LAMBADA")
-    none, more, damped, mended = last["perplexity"].values()
+    none, more, damped, mended, least = last["perplexity"].values()
+    first, second = last["further_steps"]
+    assert f"trainings of {first} and {second} steps more, averaged, {least:.0f}" in page
     assert f"from {more:.0f} to {damped:.0f} only" in page
     assert f"after {last['steps']} steps" in page
     assert f"it is {mended:.0f} ({none:.0f} without the memory)" in page

@@ -34,6 +34,12 @@ FAULTS = (
         _MEMORY,
     ),
     Fault(
+        "memory layer: large reads count more than in full",
+        "output * jnp.minimum(size / self.config.full_read**2, 1.0)",
+        "output * size / self.config.full_read**2",
+        _MEMORY,
+    ),
+    Fault(
         "memory layer: the halves of the query by head",
         "halves = query.astype(memory_dtype).reshape(*x.shape[:2], 2, -1)",
         "halves = query.astype(memory_dtype).reshape(*x.shape[:2], 2 * rule.num_heads, -1)",

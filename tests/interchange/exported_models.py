@@ -51,6 +51,7 @@ HYBRIDS = {
         gdn=dataclasses.replace(_HYBRID.gdn, max_strength=2.0, conv_width=3),
         fast_weight=dataclasses.replace(
             MEMORY, query_norm="l2", value_norm="none", gate_output=False, gate_residual=True,
+            full_read=0.3,
             rule=dataclasses.replace(
                 MEMORY.rule, score="dot", lookahead=2, temperature=0.7, learning_rate=0.5,
                 addressing_weight=2.0, value_step=3.0,

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fwpkm_jax.literals import check_fields
+from fwpkm_jax.literals import Positive, check_fields
 from fwpkm_jax.rules.base import AbstractChunkRule
 from fwpkm_jax.rules.registry import DEFAULT_RULE, make_rule
 
@@ -40,6 +40,12 @@ class FastWeightConfig:
     gate_residual: bool = False
     """Multiplies the layer's whole output by the gate: where the gate is closed, the model is the
     one without the memory. For a memory in a trained model; not in the paper."""
+    full_read: Positive | None = None
+    """Root mean square from which a read counts in full; below it the layer's whole output is
+    multiplied by the square of their ratio. A read of zeros, as of a memory that was told nothing,
+    then leaves the model exactly as it was. None: every output counts in full, as in the paper,
+    because the norm of the mix gives it one size whatever was read. For a memory in a trained
+    model."""
     gate_bias: float = 0.0
     """Initial bias of the gate; its sigmoid is about where the gate starts. 0: a half, as in the
     release; 2: 0.88, so that early writes replace most of what a slot held and a small model learns

@@ -70,7 +70,10 @@ def read_and_write(
     gate = gate[..., None]
     output = gate * read + (1 - gate) * value if config.gate_output else read + value  # Eq. 12
     y = _project(layer.out_norm, layer.out_proj, output)
-    return (gate * y if config.gate_residual else y), memory
+    y = gate * y if config.gate_residual else y
+    if config.full_read is not None:  # What holds nothing adds nothing.
+        y = y * jnp.clip(jnp.mean(read**2, axis=-1, keepdims=True) / config.full_read**2, max=1)
+    return y, memory
 
 
 def _project(norm: Any, linear: Any, x: jax.Array) -> jax.Array:

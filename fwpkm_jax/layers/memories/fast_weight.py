@@ -224,6 +224,9 @@ class FastWeight(nnx.Module):
             (output,) = normed_maps(mixed, maps, dtype=dtype)
         if self.config.gate_residual:
             output = gate * output
+        if self.config.full_read is not None:
+            size = jnp.mean(jnp.square(read), axis=-1, keepdims=True)
+            output = output * jnp.minimum(size / self.config.full_read**2, 1.0)
         return output.astype(dtype)
 
     def _finish(

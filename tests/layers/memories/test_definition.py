@@ -19,6 +19,7 @@ OPTIONS = {
     "loss without gate": {"weight_by_gate": False},
     "output without gate": {"gate_output": False},
     "gated residual": {"gate_residual": True},
+    "small reads": {"gate_residual": True, "full_read": 0.3},
     "no gate": {"weight_by_gate": False, "gate_output": False},
     "another rule": {"rule": FwMLP.tiny()},
 }

@@ -112,6 +112,24 @@ def test_with_a_gated_residual_a_closed_gate_adds_nothing():
     assert FastWeightConfig(gate_output=False, weight_by_gate=False, gate_residual=True).has_gate
 
 
+def test_with_a_full_read_an_empty_memory_adds_nothing():
+    config = dataclasses.replace(CONFIG, full_read=0.3)
+    params, memory, x = params_of(config), start(), sample()
+    plain, written, _ = whole(params, x, memory)
+    scaled, same, _ = whole(params, x, memory, config=config)
+    assert_close(same, written)
+    # Where the read is 0.3 or more in size, nothing changes; below, less is added.
+    share = np.linalg.norm(scaled, axis=-1) / np.linalg.norm(plain, axis=-1)
+    assert share.max() == pytest.approx(1, abs=1e-9)
+    assert (share < 0.9).any()
+    assert_close(scaled, share[..., None] * plain)
+    empty = memory._replace(values=jnp.zeros_like(memory.values))
+    none, *_ = whole(params, x, empty, config=config, write=False)
+    assert_equal(none, jnp.zeros_like(x))
+    with pytest.raises(ValueError, match=r"full_read=-1.* must be above 0"):
+        dataclasses.replace(CONFIG, full_read=-1.0)
+
+
 @pytest.mark.slow
 def test_the_gate_starts_where_its_bias_puts_it_and_no_other_weight_changes():
     layer, opened = (

@@ -224,7 +224,11 @@ class MemoryLayer(nn.Module):
         read, gate = torch.cat(read), gate[..., None]
         mixed = gate * read + (1 - gate) * value if settings["gate_output"] else read + value
         output = self.project("out", mixed, x.dtype)  # Eq. 12
-        return x + (gate * output if settings["gate_residual"] else output).to(x.dtype)
+        output = gate * output if settings["gate_residual"] else output
+        if settings["full_read"] is not None:
+            size = read.square().mean(-1, keepdim=True) / settings["full_read"] ** 2
+            output = output * size.clamp(max=1)
+        return x + output.to(x.dtype)
 
 
 class WithMemories:

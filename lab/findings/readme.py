@@ -75,9 +75,9 @@ def _real_model() -> str:
         " earlier conversation stated them in generated sentences that training never had;"
         f" {shares[0]:.0f} % if the memory is not written, {shares[1]:.0f} % without a memory, with"
         f" all in its context. With new names and values alone it is {shares[2]:.0f} %, in two sets"
-        f" written by hand {by_hand[0]:.0f} and {by_hand[1]:.0f} %. The memory has a"
-        f" price: it gives the last word of LAMBADA's texts in {lambada[1]:.0f} %, the model alone"
-        f" in {lambada[0]:.0f} %"
+        f" written by hand {by_hand[0]:.0f} and {by_hand[1]:.0f} %. Told nothing, the memory leaves"
+        f" the model as it was; it gives the last word of LAMBADA's texts in {lambada[1]:.0f} %,"
+        f" the model alone in {lambada[0]:.0f} %"
         " ([measured](docs/measurements/real_model.md))."
     )
 

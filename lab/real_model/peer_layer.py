@@ -130,7 +130,8 @@ class Layer(nn.Module):
             read = found @ written
             made |= {"told": told_query.flatten(-2), "found": found * strength[:, None]}
         mixed = gate[..., None] * read + (1 - gate[..., None]) * value
-        return gate[..., None] * self.map(mixed, "out"), made
+        size = read.pow(2).mean(-1, keepdim=True) / smollm2.MEMORY.full_read**2
+        return gate[..., None] * size.clamp(max=1) * self.map(mixed, "out"), made
 
 
 def _write(

@@ -300,7 +300,8 @@ def test_the_real_models_trainings_and_its_tasks_stand_on_the_page():
     rate = 1000 * round(last["tokens_per_second"] / 1000)
     steps = f"{last['step']:,} steps of {last['batch']} sessions, {rate:,} tokens per second"
     assert steps in page
-    further = [x for x in found if x["what"] == "further training"]
+    trained = [x for x in found if x["what"] == "further training"]
+    further, ends = ([x for x in trained if ("full_read" in x) is late] for late in (False, True))
     first, second = (x["steps"] for x in further)
     assert f"Two trainings of {first} and {second} steps of {further[0]['batch']} sessions" in page
     (one,) = (x for x in found if x.get("memory") == "the first of two")
@@ -310,13 +311,15 @@ def test_the_real_models_trainings_and_its_tasks_stand_on_the_page():
         assert len({(x["documents"], x["harness"]) for x in both}) == 1
         row = " | ".join(f"{x['score']:.3f} ± {x['standard_error']:.3f}" for x in both)
         assert f": {both[0]['documents']} | {row} |" in page
-    (last,) = (x for x in found if x["what"] == "last words of LAMBADA")
-    none, more, damped, mended, least = last["perplexity"].values()
-    first, second = last["further_steps"]
-    assert f"trainings of {first} and {second} steps more, averaged, {least:.0f}" in page
-    assert f"from {more:.0f} to {damped:.0f} only" in page
-    assert f"after {last['steps']} steps" in page
-    assert f"it is {mended:.0f} ({none:.0f} without the memory)" in page
+    shipped = [x for x in found if x["what"] == "half-way" and x["weights"] == "half-way"]
+    least = min(shipped, key=lambda x: x["full_read"])
+    assert f"full_read={least['full_read']}" in page
+    assert f"(perplexity {least['without_memory']:.0f} without a memory)" in page
+    row = f"half-way of the last training | {least['full_read']} | {least['perplexity']:.0f} |"
+    assert f"{row} {least['right']:.2f} |" in page
+    (steps,) = {x["steps"] for x in ends}
+    assert f"three of {steps} steps with `full_read={ends[0]['full_read']}`" in page
+    assert {x["seed"] for x in ends} == {11, 12, 13}
     further = {
         x["sessions"]: f"{x['exact']:.2f}" for x in found if x.get("memory") == "one further pass"
     }

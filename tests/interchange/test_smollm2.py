@@ -3,6 +3,7 @@
 import io
 import re
 import shlex
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fwpkm_jax.cli.demo_command import ASKED
 from fwpkm_jax.interchange import smollm2
 from fwpkm_jax.interchange.weights import abstract_weights
 from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.run.load import IMPORTED
 
 
 @pytest.mark.slow
@@ -33,6 +35,18 @@ def test_the_shipped_weights_are_those_of_the_memory_and_of_its_keys():
         assert array.shape == like[name].shape, name
         assert np.isfinite(array).all()
     assert sum(arrays[name].size for name in own) <= 3_000_000
+
+
+def test_a_run_of_another_memory_is_not_taken_for_the_shipped_one(tmp_path):
+    run, kept = tmp_path / "smollm2", tmp_path / "smollm2" / IMPORTED / "memory.safetensors"
+    kept.parent.mkdir(parents=True)
+    for stored in (None, b"others"):
+        if stored is not None:
+            kept.write_bytes(stored)
+        with pytest.raises(ValueError, match=r"smollm2 has another memory than .* delete it"):
+            smollm2.smollm2_run(run)
+    shutil.copy(smollm2.FOLDER / "memory.safetensors", kept)
+    assert smollm2.smollm2_run(run) == run
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "real_model.md"

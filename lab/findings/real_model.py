@@ -184,9 +184,10 @@ def right_documents() -> dict[str, tuple[int, int, int]]:
     for task, shown in TASKS.items():
         ours, alone = (accuracy(task, memory) for memory in ("shipped", "none"))
         documents = ours["documents"]
-        right = *(round(documents * line["score"]) for line in (ours, alone)), documents
+        right, base_right = (round(documents * line["score"]) for line in (ours, alone))
         name = shown.partition(":")[0]  # LAMBADA has two rows.
-        counts[name] = tuple(map(sum, zip(right, counts.get(name, (0, 0, 0)), strict=True)))
+        before = counts.get(name, (0, 0, 0))
+        counts[name] = before[0] + right, before[1] + base_right, before[2] + documents
     return counts
 
 
